@@ -1,0 +1,1 @@
+"""Pure decisions. Imports nothing that touches the world."""

@@ -1,0 +1,1 @@
+"""Data set, manifest, spool, publication, verification, adoption."""

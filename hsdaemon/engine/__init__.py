@@ -1,0 +1,1 @@
+"""SGLang without importing it: releases as data, argument line, environment, patches."""

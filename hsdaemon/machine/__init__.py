@@ -1,0 +1,1 @@
+"""What we ask of a host: small Protocols (ports), one adapter each, every failure a value; and every fsync (disk)."""

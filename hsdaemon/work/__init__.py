@@ -1,0 +1,1 @@
+"""The worker: admission, requests, checks, progress; and the proof of an engine."""
