@@ -12,7 +12,6 @@ import gc
 import os
 import select
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -136,10 +135,11 @@ def _live(line: Connection, serve: Callable[[Any], Any]) -> None:
     except EOFError:
         code = 0  # the parent closed its end, or died
     finally:
-        if code:  # a bug in `serve`: said on stderr, seen by the parent as "died"
-            traceback.print_exc(file=sys.stderr)
-            sys.stderr.flush()
-        os._exit(code)
+        try:
+            if code:  # a bug in `serve`: said on stderr, seen by the parent as "died"
+                os.write(2, traceback.format_exc().encode())
+        finally:
+            os._exit(code)  # whatever happens, never back into the parent's code
 
 
 def _forget_the_parent(keep: int) -> None:
