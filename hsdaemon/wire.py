@@ -170,6 +170,7 @@ class CaptureConfig:
     spool: str  # folder of the dumps, on a tmpfs
     attest: str  # folder where each rank writes its attest file
     launch: str  # random id of this start of the engine; also its served model name
+    way: str  # "plugin" | "patch": the one way in that may arm; the other stays inert
     layers: tuple[int, ...]  # physical, ascending; () = the EAGLE-3 default (1, n//2 - 1, n - 4)
     norm: str  # "post" | "pre": the final state after or before the final norm
     dtype: str  # of the stored states

@@ -19,6 +19,7 @@ from hsdaemon.machine import log
 
 # Verb and its one line of help; the module is hsdaemon.cli.<verb> with "-" as "_".
 VERBS: dict[str, str] = {
+    "serve": "start SGLang with the capture",
     "completion": "print the shell completion: hs-extract completion bash",
 }
 

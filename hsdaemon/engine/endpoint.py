@@ -1,0 +1,68 @@
+"""Where the engine is: <paths.run>/engine.json, written just before exec, so that its pid is the engine's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from hsdaemon.machine import disk
+
+NAME = "engine.json"
+
+
+class Endpoint(Struct, frozen=True, forbid_unknown_fields=True):
+    """One start of the engine. `start_ticks`: field 22 of /proc/pid/stat; `fingerprint`: of all that shapes it."""
+
+    launch: str
+    pid: int
+    start_ticks: int
+    boot_id: str
+    host: str
+    port: int
+    release: str
+    way: str
+    fingerprint: str
+    argv: tuple[str, ...]
+    log: str
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+def path(run: str) -> Path:
+    return Path(run) / NAME
+
+
+def read(run: str) -> Endpoint | None:
+    """The endpoint in folder `run`, or None where there is none or where it cannot be understood."""
+    try:
+        return msgspec.json.decode(path(run).read_bytes(), type=Endpoint)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def write(run: str, endpoint: Endpoint) -> None:
+    """Replace it in one step. A crash leaves the old one or the new one; a reboot takes both."""
+    disk.replace(path(run), msgspec.json.encode(endpoint))
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def start_ticks(pid: int) -> int | None:
+    """When process `pid` started, in clock ticks since boot; None when it is gone or a zombie."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return None if state in "ZX" else int(fields[18])
+
+
+def alive(endpoint: Endpoint) -> bool:
+    """Whether the very process that was written down still runs."""
+    return endpoint.boot_id == boot_id() and start_ticks(endpoint.pid) == endpoint.start_ticks

@@ -1,0 +1,28 @@
+"""Whether the capture will be loaded by the engine that is about to start: looked at before any weight is read."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+
+from hsdaemon.engine.releases import Way
+from hsdaemon.errors import EngineError
+
+GROUP, NAME, VALUE = "sglang.srt.plugins", "hsdaemon", "hsdaemon.capture:register"
+
+
+def check(way: Way) -> None:
+    """Raises EngineError when the engine would run without the capture."""
+    if way == "plugin":
+        _plugin()
+
+
+def _plugin() -> None:
+    found = [point.value for point in importlib.metadata.entry_points(group=GROUP) if point.name == NAME]
+    if VALUE not in found:
+        raise EngineError(
+            f"cannot start the engine: its Python environment has no entry point {NAME} = {VALUE} in {GROUP}, so it "
+            'would capture nothing; pip install hsdaemon there, or set engine.capture = "patch"'
+        )
+    if importlib.util.find_spec("torch") is None:
+        raise EngineError("cannot start the engine: no torch in its Python environment; install one")
