@@ -1,0 +1,103 @@
+"""Who may be sent next: slots and spool bytes, the oldest first, shorter ones past it only so often.
+
+The oldest that does not fit lets the largest that fits pass, so that the engine has work; after `patience` such passes
+only the oldest may go, so that a long row is never starved by short ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from hsdaemon.data.spool import Budget
+
+PATIENCE = 64  # passes: two rounds of a usual concurrency
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A row that wants to be sent. size: bytes of its dump; alone: nothing may be in flight beside it."""
+
+    size: int
+    alone: bool = False
+    passed: int = 0
+
+
+@dataclass(slots=True)
+class Queue:
+    """Decides without waiting: `ask`, then `admit`; `leave` when a ticket has gone either way."""
+
+    slots: int
+    budget: Budget
+    patience: int = PATIENCE
+    waiting: list[Ticket] = field(default_factory=list)
+    flying: list[Ticket] = field(default_factory=list)
+
+    def ask(self, ticket: Ticket) -> None:
+        """Queue up. Raises ValueError when it could never be admitted."""
+        if ticket.size > self.budget.total:
+            raise ValueError(f"its dump needs {ticket.size} bytes, the whole spool has {self.budget.total}")
+        self.waiting.append(ticket)
+
+    def admit(self) -> list[Ticket]:
+        """Everything that may go now; its bytes are claimed."""
+        admitted = []
+        while (ticket := self._choose()) is not None:
+            self.waiting.remove(ticket)
+            self.flying.append(ticket)
+            self.budget.claim(ticket.size)
+            admitted.append(ticket)
+        return admitted
+
+    def _choose(self) -> Ticket | None:
+        if not self.waiting or len(self.flying) >= self.slots or any(t.alone for t in self.flying):
+            return None
+        oldest = self.waiting[0]
+        if self._fits(oldest):
+            return oldest
+        if oldest.passed >= self.patience:
+            return None
+        fitting = [t for t in self.waiting if self._fits(t)]
+        if fitting:
+            oldest.passed += 1
+        return max(fitting, key=lambda t: t.size, default=None)
+
+    def _fits(self, ticket: Ticket) -> bool:
+        return ticket.size <= self.budget.free and not (ticket.alone and self.flying)
+
+    def leave(self, ticket: Ticket) -> None:
+        """Done, failed or given up: its slot and its bytes are free."""
+        if ticket in self.flying:
+            self.flying.remove(ticket)
+            self.budget.release(ticket.size)
+        elif ticket in self.waiting:
+            self.waiting.remove(ticket)
+
+
+class Admission:
+    """The queue with tasks waiting in it."""
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self._ready: dict[Ticket, asyncio.Event] = {}
+
+    @contextlib.asynccontextmanager
+    async def admitted(self, size: int, *, alone: bool = False) -> AsyncIterator[None]:
+        """Wait for a slot and `size` bytes; both are given back at the end. Raises ValueError when it can never be."""
+        ticket = Ticket(size, alone)
+        self.queue.ask(ticket)
+        ready = self._ready[ticket] = asyncio.Event()
+        try:
+            self._wake()
+            await ready.wait()
+            yield
+        finally:
+            self.queue.leave(ticket)
+            self._ready.pop(ticket, None)
+            self._wake()
+
+    def _wake(self) -> None:
+        for ticket in self.queue.admit():
+            self._ready[ticket].set()

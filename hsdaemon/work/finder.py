@@ -1,0 +1,92 @@
+"""Where the engine is now: engine.json, read again whenever it is replaced, and a server behind it that is ours.
+
+A port proves nothing (another server may hold it), so each start is asked once for its name before it is trusted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import aiohttp
+
+from hsdaemon.engine import endpoint, releases
+from hsdaemon.engine.endpoint import Endpoint
+
+POLL_S = 0.25
+ASK_S = 10.0  # to say its name; short, the answer takes no forward
+
+
+class Finder:
+    """Gives an endpoint that answered under its own name. `reason` says what is waited for, "" when found."""
+
+    def __init__(self, run: str, http: aiohttp.ClientSession, poll_s: float = POLL_S) -> None:
+        self.reason = "the engine to be looked for"
+        self._run = run
+        self._http = http
+        self._poll_s = poll_s
+        self._found: Endpoint | None = None
+        self._mark: tuple[int, int] | None = None
+        self._lock = asyncio.Lock()
+
+    async def ready(self) -> Endpoint:
+        """Wait for it. Without end: the caller's stall rule is the deadline. Raises EngineError (unknown release)."""
+        if self._found is not None and self._mark == self._stat():
+            return self._found
+        async with self._lock:
+            while (found := await self._look()) is None:
+                await asyncio.sleep(self._poll_s)
+            return found
+
+    def suspect(self, seen: Endpoint) -> None:
+        """A request met nothing there: ask again before the next one."""
+        if self._found == seen:
+            self._found = None
+
+    async def _look(self) -> Endpoint | None:
+        mark = self._stat()
+        if self._found is not None and self._mark == mark:
+            return self._found
+        self._found = None
+        candidate = endpoint.read(self._run)
+        if candidate is None:
+            self.reason = f"an engine: there is no {endpoint.path(self._run)}; hs-extract serve starts one"
+            return None
+        known = releases.release(candidate.release)
+        name = await self._name(candidate, known.info_path)
+        if name != candidate.launch:
+            return None
+        self._found, self._mark, self.reason = candidate, mark, ""
+        return candidate
+
+    async def _name(self, candidate: Endpoint, info_path: str) -> str | None:
+        """What the server calls itself, or None with the reason set."""
+        try:
+            url = candidate.url + info_path
+            async with self._http.get(url, timeout=aiohttp.ClientTimeout(total=ASK_S)) as reply:
+                name = json.loads(await reply.read()).get("served_model_name")
+        except TimeoutError:
+            self.reason = f"the engine at {candidate.url}: it does not answer"
+            return None
+        except aiohttp.ClientError as error:
+            self.reason = f"the engine at {candidate.url}: {error}"
+            return None
+        except (ValueError, AttributeError):
+            self.reason = f"the engine at {candidate.url}: its answer cannot be understood"
+            return None
+        if name != candidate.launch:
+            self.reason = f"the engine {candidate.launch}: the port {candidate.port} belongs to {str(name)[:80]!r}"
+        return str(name)
+
+    def _stat(self) -> tuple[int, int] | None:
+        try:
+            seen = Path(endpoint.path(self._run)).stat()
+        except OSError:
+            return None
+        return seen.st_ino, seen.st_mtime_ns
+
+
+def new_tokens(found: Endpoint) -> int:
+    """The smallest max_new_tokens that this release accepts: 0 is prefill only."""
+    return releases.release(found.release).min_new_tokens
