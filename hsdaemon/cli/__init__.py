@@ -20,6 +20,7 @@ from hsdaemon.machine import log
 # Verb and its one line of help; the module is hsdaemon.cli.<verb> with "-" as "_".
 VERBS: dict[str, str] = {
     "serve": "start SGLang with the capture",
+    "patch": "show, apply or revert the capture's lines in SGLang's sources",
     "completion": "print the shell completion: hs-extract completion bash",
 }
 
