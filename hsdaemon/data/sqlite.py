@@ -1,0 +1,351 @@
+"""The manifest in SQLite: WAL, synchronous=FULL, every write a short BEGIN IMMEDIATE.
+
+A crash at any instant leaves the last committed transaction, whole. The file is never opened by other means: closing
+any descriptor on it would drop the locks that SQLite holds for the whole process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import apsw
+
+from hsdaemon.data import schema
+from hsdaemon.data.connect import DAMAGE, connect, known, pragma, require_wal, sync_folder, translated
+from hsdaemon.data.identity import RunIdentity, identity_from_json, require_same
+from hsdaemon.data.lock import boot_id
+from hsdaemon.data.manifest import Claim, Counts, Done, Fault, LeaseLost, Rate, State, Stored
+from hsdaemon.data.passes import NO_FILE, Passes
+from hsdaemon.data.sample import default_name
+from hsdaemon.errors import StoreError
+
+MANIFEST_NAME = "manifest.db"
+BUCKET_S = 10  # seconds of one progress bucket
+KEEP_BUCKETS = 8640  # a day of them
+
+
+def boot_seconds() -> float:
+    """Seconds since boot, sleep included: no step of the wall clock changes it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class SqliteManifest(Passes):
+    """A Manifest in one file. Open one object per thread; none crosses a fork."""
+
+    def __init__(self, path: Path, connection: apsw.Connection, clock: Callable[[], float] = boot_seconds) -> None:
+        super().__init__(path, connection)
+        self._clock = clock
+        self._boot = boot_id()
+
+    # -- identity
+
+    def identity(self) -> RunIdentity:
+        return identity_from_json(str(self.meta("identity")))
+
+    def pin(self, offered: RunIdentity) -> RunIdentity:
+        with self.write():
+            pinned = self.identity()
+            require_same(pinned, offered)
+            if offered.release and not pinned.release:
+                self.put("identity", offered.to_json())
+                return offered
+            return pinned
+
+    def volume(self) -> str:
+        return str(self.meta("volume"))
+
+    # -- leases
+
+    def begin_epoch(self, epoch: str) -> int:
+        with self.write():
+            self.db.execute("UPDATE rows SET state = 0, lease = NULL WHERE state = 1")
+            freed = self.db.changes()
+            self.db.execute("INSERT INTO epochs (epoch, boot, started) VALUES (?, ?, ?)", self._now(epoch))
+            oldest = int(self._clock()) // BUCKET_S - KEEP_BUCKETS
+            current = "(SELECT max(id) FROM epochs)"
+            self.db.execute(f"DELETE FROM progress WHERE epoch < {current} OR bucket < ?", (oldest,))
+        return freed
+
+    def _now(self, epoch: str) -> tuple[str, str, float]:
+        return epoch, self._boot, self._clock()
+
+    def claim(self, n: int) -> list[Claim]:
+        found = self.all(
+            "SELECT row, name, tokens, digest, hint, tries, charged FROM rows WHERE state = 0 AND row < ?"
+            " ORDER BY charged, row LIMIT ?",
+            (self.meta("scan_row"), n),
+        )
+        if not found:  # nothing to write: idle polls cost no fsync
+            return []
+        with self.write():
+            lease = self.meta("lease")
+            claims = []
+            for row, name, tokens, digest, hint, tries, charged in found:
+                lease += 1
+                self.db.execute(
+                    "UPDATE rows SET state = 1, lease = ?, tries = tries + 1"
+                    " WHERE row = ? AND state = 0 AND digest = ?",
+                    (lease, row, digest),
+                )
+                if self.db.changes():
+                    shown = name or default_name(row)
+                    claims.append(Claim(row, shown, tokens, digest, hint, tries % 999 + 1, charged, lease))
+            self.put("lease", lease)
+        return claims
+
+    def commit(self, done: Sequence[Done]) -> None:
+        lost, tokens = [], 0
+        with self.write():
+            for d in done:
+                changed = self.one(
+                    "UPDATE rows SET state = 2, lease = NULL, path = ?, size = ?, file_digest = ?"
+                    " WHERE row = ? AND lease = ? AND state = 1 RETURNING tokens",
+                    (d.path, d.size, d.digest, d.row, d.lease),
+                )
+                tokens += 0 if changed is None else changed[0]
+                if changed is None:
+                    lost.append(d.row)
+            if lost:
+                raise LeaseLost(lost)
+            self._progress(len(done), tokens, sum(d.size for d in done))
+
+    def _progress(self, samples: int, tokens: int, size: int) -> None:
+        self.db.execute(
+            "INSERT INTO progress VALUES ((SELECT max(id) FROM epochs), ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+            " samples = samples + excluded.samples, tokens = tokens + excluded.tokens, bytes = bytes + excluded.bytes",
+            (int(self._clock()) // BUCKET_S, samples, tokens, size),
+        )
+
+    def release(self, claims: Sequence[Claim]) -> None:
+        with self.write():
+            for c in claims:
+                self.db.execute(
+                    "UPDATE rows SET state = 0, lease = NULL WHERE row = ? AND lease = ? AND state = 1",
+                    (c.row, c.lease),
+                )
+
+    def retry(self, row: int, lease: int, code: str, reason: str, *, charge: bool) -> int:
+        with self.write():
+            changed = self.one(
+                "UPDATE rows SET state = 0, lease = NULL, charged = charged + ?"
+                " WHERE row = ? AND lease = ? AND state = 1 RETURNING charged",
+                (int(charge), row, lease),
+            )
+            if changed is None:
+                raise LeaseLost([row])
+            self.fault(row, code, reason)
+        return int(changed[0])
+
+    def fail(self, row: int, lease: int, code: str, reason: str) -> None:
+        self._end(State.failed, row, lease, code, reason)
+
+    def skip(self, row: int, lease: int, code: str, reason: str) -> None:
+        self._end(State.skipped, row, lease, code, reason)
+
+    def _end(self, state: State, row: int, lease: int, code: str, reason: str) -> None:
+        with self.write():
+            self.db.execute(
+                "UPDATE rows SET state = ?, lease = NULL, charged = charged + 1"
+                " WHERE row = ? AND lease = ? AND state = 1",
+                (state, row, lease),
+            )
+            if not self.db.changes():
+                raise LeaseLost([row])
+            self.fault(row, code, reason)
+
+    # -- what there is
+
+    def counts(self) -> Counts:
+        with self.read():
+            by = {row[0]: row[1:] for row in self.db.execute("SELECT state, n, tokens, bytes FROM counts")}
+            complete = bool(self.meta("scan_complete"))
+        n = {state: by[state][0] for state in State}
+        return Counts(
+            total=sum(n.values()),
+            pending=n[State.pending],
+            leased=n[State.leased],
+            done=n[State.done],
+            failed=n[State.failed],
+            skipped=n[State.skipped],
+            bytes=by[State.done][2],
+            tokens=by[State.done][1],
+            open_tokens=by[State.pending][1] + by[State.leased][1],
+            ingest_complete=complete,
+        )
+
+    def rate(self, seconds: float) -> Rate:
+        epoch = self.one("SELECT id, started, boot FROM epochs ORDER BY id DESC LIMIT 1")
+        if epoch is None or epoch[2] != self._boot:
+            return Rate(0.0, 0.0, 0.0, 0.0)
+        now = self._clock()
+        first = max(int(now - seconds), int(epoch[1])) // BUCKET_S
+        total = self.one(
+            "SELECT coalesce(sum(samples), 0), coalesce(sum(tokens), 0), coalesce(sum(bytes), 0) FROM progress"
+            " WHERE epoch = ? AND bucket >= ?",
+            (epoch[0], first),
+        ) or (0, 0, 0)
+        span = max(now - max(first * BUCKET_S, epoch[1]), 1.0)
+        return Rate(span, total[0] / span, total[1] / span, total[2] / span)
+
+    def faults(self, states: Sequence[State], after: int = -1, limit: int = 1000) -> list[Fault]:
+        marks = ",".join("?" * len(states))
+        rows = self.all(
+            "SELECT rows.row, name, state, coalesce(code, ''), coalesce(reason, ''), charged, coalesce(at, 0)"
+            f" FROM rows JOIN faults ON faults.row = rows.row WHERE faults.row > ? AND state IN ({marks})"
+            " ORDER BY faults.row LIMIT ?",
+            (after, *states, limit),
+        )
+        return [Fault(r[0], r[1] or default_name(r[0]), State(r[2]), *r[3:]) for r in rows]
+
+    def revive(self, rows: Sequence[int] | None = None) -> int:
+        wanted = "" if rows is None else " AND row = ?"
+        changed = 0
+        with self.write():
+            for bound in [()] if rows is None else [(row,) for row in rows]:
+                self.db.execute(f"UPDATE rows SET state = 0, charged = 0 WHERE state = 3{wanted}", bound)
+                changed += self.db.changes()
+        return changed
+
+    def stored(self, after: int = -1, limit: int = 1000) -> list[Stored]:
+        rows = self.all(
+            "SELECT row, name, tokens, digest, hint, path, size, file_digest FROM rows"
+            " WHERE row > ? AND state = 2 ORDER BY row LIMIT ?",
+            (after, limit),
+        )
+        return [Stored(r[0], r[1] or default_name(r[0]), *r[2:]) for r in rows]
+
+    def requeue(self, rows: Sequence[int], code: str, reason: str) -> int:
+        changed = 0
+        with self.write():
+            for row in rows:
+                self.db.execute(
+                    f"UPDATE rows SET state = 0, charged = 0, {NO_FILE} WHERE row = ? AND state = 2", (row,)
+                )
+                if self.db.changes():
+                    changed += 1
+                    self.fault(row, code, reason)
+        return changed
+
+    def adopt(self, done: Sequence[Done]) -> int:
+        changed = 0
+        with self.write():
+            for d in done:
+                self.db.execute(
+                    "UPDATE rows SET state = 2, path = ?, size = ?, file_digest = ? WHERE row = ? AND state IN (0, 3)",
+                    (d.path, d.size, d.digest, d.row),
+                )
+                changed += self.db.changes()
+        return changed
+
+    def pending(self, rows: Sequence[int]) -> list[int]:
+        """Those of `rows` that have no file yet: pending or failed."""
+        return [r for r in rows if self.one("SELECT 1 FROM rows WHERE row = ? AND state IN (0, 3)", (r,))]
+
+    # -- upkeep
+
+    def mark(self, key: str, value: int | None = None) -> int:
+        """A place kept for a resumable command; with a value, set it."""
+        if value is not None:
+            with self.write():
+                self.put(key, value)
+            return value
+        found = self.one("SELECT value FROM meta WHERE key = ?", (key,))
+        return 0 if found is None else int(found[0])
+
+    def integrity(self) -> str | None:
+        """What is wrong with the file, or None."""
+        try:
+            found = self.db.execute("PRAGMA integrity_check(1)").fetchall()
+        except DAMAGE as error:
+            return str(error)
+        return None if found == [("ok",)] else str(found[0][0])
+
+    def checkpoint(self, *, truncate: bool = False) -> None:
+        """Move the log into the database. A reader in the way is no error: the next one will do."""
+        mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if truncate else apsw.SQLITE_CHECKPOINT_PASSIVE
+        with self.mapped(), contextlib.suppress(apsw.BusyError, apsw.LockedError):
+            self.db.wal_checkpoint(mode=mode)
+
+    def vacuum_into(self, path: Path) -> None:
+        """Write a whole copy as of now to `path`, which must not exist."""
+        with self.mapped():
+            self.db.execute("VACUUM INTO ?", (str(path),))
+
+    def close(self) -> None:
+        self.db.close()
+
+
+def create(path: Path, identity: RunIdentity, volume: str) -> SqliteManifest:
+    """A new manifest. A crash leaves an empty database, which is no manifest (`exists`). Raises StoreError when there
+    is one already."""
+    connection = connect(path, apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
+    values: dict[str, str | int] = {"identity": identity.to_json(), "volume": volume, "lease": 0}
+    scan: dict[str, str | int] = {"scan_print": "", "scan_row": 0, "scan_hint": 0, "scan_complete": 0}
+    try:
+        if pragma(connection, "user_version"):
+            raise StoreError(f"cannot make {path}: there is a manifest already")
+        require_wal(connection, path)
+        schema.migrate(connection, 0, (values | scan).items())
+    except apsw.Error as error:
+        connection.close()
+        raise translated(error, path) from error
+    except StoreError:
+        connection.close()
+        raise
+    sync_folder(path.parent)
+    return SqliteManifest(path, connection)
+
+
+def exists(path: Path) -> bool:
+    """Whether a manifest was made here; a damaged one counts. Raises StoreError when that cannot be told."""
+    if not path.exists():
+        return False
+    connection = connect(path, apsw.SQLITE_OPEN_READWRITE)
+    try:
+        return bool(pragma(connection, "user_version") or pragma(connection, "schema_version"))
+    except DAMAGE:
+        return True
+    except apsw.Error as error:
+        raise translated(error, path) from error
+    finally:
+        connection.close()
+
+
+def open_manifest(path: Path, *, clock: Callable[[], float] = boot_seconds) -> SqliteManifest:
+    """Open for reading and writing; older versions are migrated. Raises StoreError when there is none, Damaged."""
+    connection = connect(path, apsw.SQLITE_OPEN_READWRITE)
+    try:
+        version = known(connection, path)
+        require_wal(connection, path)
+        schema.migrate(connection, version)
+    except apsw.Error as error:
+        connection.close()
+        raise translated(error, path) from error
+    except StoreError:
+        connection.close()
+        raise
+    return SqliteManifest(path, connection, clock)
+
+
+def open_reader(path: Path) -> SqliteManifest:
+    """Open for reading alone: writes nothing, works on a full or read-only disk."""
+    connection = connect(path, apsw.SQLITE_OPEN_READONLY)
+    try:
+        try:
+            known(connection, path)
+        except (apsw.IOError, apsw.CantOpenError, apsw.ReadOnlyError):
+            # No room for the shared index: nobody else has the file open then, so a private one in memory will do.
+            connection.close()
+            connection = connect(path, apsw.SQLITE_OPEN_READONLY)
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            known(connection, path)
+    except apsw.Error as error:
+        connection.close()
+        raise translated(error, path) from error
+    except StoreError:
+        connection.close()
+        raise
+    return SqliteManifest(path, connection)
