@@ -61,6 +61,7 @@ class Gpu:
     recovery: str = ""  # what the driver asks for: none reset reboot drain; "" = the driver cannot tell
     fabric: str = "none"  # none (no fabric) complete in-progress failed
     claims: tuple[Claim, ...] = ()
+    minor: int | None = None  # N of its /dev/nvidiaN
 
 
 @dataclass(frozen=True, slots=True)

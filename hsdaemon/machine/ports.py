@@ -23,7 +23,7 @@ class Clock(Protocol):
 
 
 class Gpus(Protocol):
-    """NVML, each read in a fresh child."""
+    """NVML, read in a child that is replaced after a failure."""
 
     def read(self) -> tuple[m.Gpu, ...] | m.Unreadable:
         """Every device, ascending by index, with NVML's own process lists as claims."""
