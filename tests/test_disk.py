@@ -123,12 +123,13 @@ def test_read_lines_gives_the_whole_lines_at_the_end_of_a_long_file(tmp_path: Pa
     assert disk.read_lines(path, 8) == [b"third"]
 
 
-def test_make_folder_syncs_each_parent(tmp_path: Path, failing: Sync) -> None:
+def test_make_folder_syncs_its_parent_and_never_makes_one(tmp_path: Path, failing: Sync) -> None:
     inodes = failing(set())
-    disk.make_folder(tmp_path / "a" / "b")
-    assert inodes == [tmp_path.stat().st_ino, (tmp_path / "a").stat().st_ino]
-    disk.make_folder(tmp_path / "a" / "b")
-    assert len(inodes) == 2
+    disk.make_folder(tmp_path / "a")
+    disk.make_folder(tmp_path / "a")
+    assert inodes == [tmp_path.stat().st_ino]
+    with pytest.raises(FileNotFoundError):
+        disk.make_folder(tmp_path / "gone" / "a")
 
 
 def test_probe_write_tells_a_folder_that_takes_no_writes(tmp_path: Path) -> None:

@@ -30,6 +30,10 @@ class RunIdentity:
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
+    def digest(self) -> str:
+        """xxh3-128 in hex of all but the release, which is known later: what a sample's file says of its run."""
+        return xxhash.xxh3_128_hexdigest(dataclasses.replace(self, release="").to_json().encode())
+
 
 class IdentityMismatch(StoreError):
     """A run that would mix states of two kinds in one output. field: the first that differs."""

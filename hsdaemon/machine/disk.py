@@ -8,15 +8,24 @@ means that the volume cannot be trusted (`BadVolume`), and nothing more is writt
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import mmap
 import os
+import re
+import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from hsdaemon.errors import DiskFull, HsError, StoreError
 
 BLOCK = 4096  # bytes: O_DIRECT offsets, lengths and addresses are multiples of it
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_UNABLE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EXDEV, errno.EISDIR, errno.ENOENT)
+_DRAFT = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+_RENAME_NOREPLACE, _SYNC_RANGE_WRITE, _AT_FDCWD = 1, 2, -100
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class BadVolume(StoreError):
@@ -49,10 +58,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create `folder` and its parents, each name durable before anything is put below it. Raises OSError."""
+    """Create `folder`, its name durable before anything is put below it. Its parent must be there: a path that went
+    away with its volume is not made anew on the disk below. Raises OSError."""
     if folder.is_dir():
         return
-    make_folder(folder.parent)
     with contextlib.suppress(FileExistsError):
         folder.mkdir()
     sync_folder(folder.parent)  # a crash here leaves an empty folder, or none
@@ -196,3 +205,176 @@ def probe_write(folder: Path) -> OSError | None:
     except OSError as error:
         return error
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a file system can do for a publication. way: how a whole file gets its name without overwriting another."""
+
+    way: str  # "linkat": an inode without a name is linked; "renameat2", "link": from a temporary name
+    direct: bool  # O_DIRECT
+
+
+class Draft:
+    """A file in the making: without a name, or under a temporary one that no trainer reads, until `name` gives its own.
+
+    Blocks come in order, each a multiple of BLOCK long and aligned to it; the last one may be padded.
+    """
+
+    def __init__(self, folder: Path, name: str, size: int, able: Abilities, epoch: str) -> None:
+        """Open and allocate: a full disk speaks before the first byte. A crash leaves a draft. Raises OSError."""
+        self._able, self._at = able, 0
+        self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._draft = "" if able.way == "linkat" else f".{name}.{epoch}.tmp"
+        self._fd = -1
+        try:
+            kind = os.O_CREAT | os.O_EXCL if self._draft else os.O_TMPFILE
+            flags = os.O_WRONLY | os.O_CLOEXEC | kind | (os.O_DIRECT if able.direct else 0)
+            self._fd = os.open(self._draft or ".", flags, 0o666, dir_fd=self._folder)
+            _allocate(self._fd, -(-size // BLOCK) * BLOCK)
+        except OSError:
+            self.close()
+            raise
+
+    def write(self, block: memoryview) -> None:
+        """Raises OSError."""
+        write_all(self._fd, block)
+        if not self._able.direct:
+            # Bounds dirty memory; it makes nothing durable, so its result means nothing.
+            _libc.sync_file_range(self._fd, ctypes.c_int64(self._at), ctypes.c_int64(len(block)), _SYNC_RANGE_WRITE)
+        self._at += len(block)
+
+    def truncate(self, size: int) -> None:
+        """To the true size, in bytes. Raises OSError."""
+        os.ftruncate(self._fd, size)
+
+    def sync(self) -> None:
+        """Raises SyncFailed."""
+        sync(self._fd)
+
+    def name(self, name: str) -> None:
+        """Give it its name. Raises FileExistsError rather than overwrite; the name is durable once the folder is."""
+        if self._able.way == "linkat":
+            # src_dir_fd makes CPython call linkat(2) and follow the link in /proc.
+            source = f"/proc/self/fd/{self._fd}"
+            os.link(source, name, src_dir_fd=0, dst_dir_fd=self._folder, follow_symlinks=True)
+        elif self._able.way == "renameat2":
+            _rename_new(self._folder, self._draft, name)
+            self._draft = ""
+        else:
+            os.link(self._draft, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+
+    def close(self) -> None:
+        """Forget it; without a name it is gone."""
+        if self._folder < 0:
+            return
+        if self._fd >= 0:
+            os.close(self._fd)
+        if self._draft:
+            with contextlib.suppress(OSError):  # swept at the next start
+                os.unlink(self._draft, dir_fd=self._folder)
+        os.close(self._folder)
+        self._folder = self._fd = -1
+
+
+def _allocate(fd: int, size: int) -> None:
+    """fallocate(2); where the file system has none, writing finds the full disk. Raises OSError."""
+    if _libc.fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
+        number = ctypes.get_errno()
+        if number not in (errno.EOPNOTSUPP, errno.ENOSYS):
+            raise OSError(number, os.strerror(number))
+
+
+def _rename_new(folder: int, old: str, new: str) -> None:
+    """renameat2(RENAME_NOREPLACE) inside a folder. Raises OSError."""
+    if _libc.renameat2(folder, old.encode(), folder, new.encode(), _RENAME_NOREPLACE) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), new)
+
+
+def probe_abilities(folder: Path, epoch: str) -> Abilities:
+    """Try each way in `folder` once, the best first. Raises StoreError when none names a file without overwriting."""
+    reasons = []
+    for way in ("linkat", "renameat2", "link"):
+        for direct in (True, False):
+            error = _attempt(folder, Abilities(way, direct), epoch)
+            if error is None:
+                return Abilities(way, direct)
+            if error.errno not in _UNABLE:
+                raise explain(error, folder) from error
+            reasons.append(f"{way}{' with O_DIRECT' if direct else ''}: {os.strerror(error.errno)}")
+    raise StoreError(
+        f"cannot publish below {folder}: its file system cannot name a file without overwriting another "
+        f"({'; '.join(reasons)}); use a local ext4, xfs or btrfs"
+    )
+
+
+def _attempt(folder: Path, able: Abilities, epoch: str) -> OSError | None:
+    """Publish a probe twice: the second must be refused, for the name is taken."""
+    final = folder / f".probe.{epoch}.tmp"
+    try:
+        for taken in (False, True):
+            with contextlib.closing(Draft(folder, "probe-draft", BLOCK, able, epoch)) as draft:
+                draft.write(memoryview(mmap.mmap(-1, BLOCK)))
+                draft.truncate(1)
+                draft.sync()
+                try:
+                    draft.name(final.name)
+                except FileExistsError:
+                    if not taken:
+                        raise
+                else:
+                    if taken:
+                        return OSError(errno.EOPNOTSUPP, "it overwrites")
+    except OSError as error:
+        return error
+    finally:
+        final.unlink(missing_ok=True)
+    return None
+
+
+def sweep_drafts(folder: Path) -> int:
+    """Remove the temporary names that a dead writer left in `folder`; gives how many. Raises OSError."""
+    stale = [entry for entry in folder.iterdir() if _DRAFT.fullmatch(entry.name)]
+    for entry in stale:
+        entry.unlink(missing_ok=True)
+    return len(stale)
+
+
+def set_aside(path: Path, folder: Path) -> Path:
+    """Move a file into quarantine: another folder of the same file system and a suffix that no trainer reads, so that
+    nothing is deleted and nothing bad is trained on. Raises OSError."""
+    make_folder(folder)
+    aside = folder / f"{path.name}.{secrets.token_hex(4)}.bad"
+    path.rename(aside)  # a crash here leaves it under one of the two names
+    sync_folder(folder)
+    sync_folder(path.parent)
+    return aside
+
+
+def make_ballast(path: Path, size: int) -> None:
+    """A fully allocated file of `size` bytes to give up on a full disk. Raises DiskFull, BadVolume."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_blocks * 512 >= size:
+            return
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, size)
+            sync(fd)
+        except OSError:
+            path.unlink(missing_ok=True)  # a failed allocation leaves the file grown
+            raise
+        finally:
+            os.close(fd)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise explain(error, path.parent, size) from error
+
+
+def drop_ballast(path: Path) -> bool:
+    """Give the ballast up; False when there is none. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+        return True
+    return False

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hsdaemon.data.formats.container import Tensor, Value, container
-from hsdaemon.data.formats.parts import Part, Plane, Row, checked_name, int64_bytes, mask_of
+from hsdaemon.data.formats.parts import Part, Plane, Row, int64_bytes, mask_of
+from hsdaemon.data.sample import name_problem
 from hsdaemon.wire import DumpHeader, Layout
 
 
@@ -15,7 +16,10 @@ class ModelOpt:
     payload_digest = False
 
     def file_name(self, row: int, name: str) -> str:
-        return f"{checked_name(name or f'data_{row}')}.pt"
+        problem = name_problem(name, row)
+        if problem:
+            raise ValueError(f"{name[:80]!r} cannot name a file: {problem}")
+        return f"{name}.pt"
 
     def payload(self, layout: Layout) -> int:
         return layout.tokens * (sum(layout.row_bytes) + 16)
@@ -28,7 +32,7 @@ class ModelOpt:
             "hidden_states": Tensor(header.dtype, (s, h), Plane(1, s * final)),
             "aux_hidden_states": Tensor(header.dtype, (s, len(header.layers) * h), Plane(0, s * aux)),
             "loss_mask": Tensor("int64", (s,), int64_bytes(mask_of(sample))),
-            "conversation_id": sample.name or f"data_{sample.row}",
+            "conversation_id": sample.name,
         }
         if header.norm == "pre":
             values["hidden_states_prenorm"] = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,7 +19,6 @@ STAMP_KEY = "hsdaemon"  # key of __metadata__ in safetensors
 OVERHEAD_BYTES = 4096  # container around the tensors, at most; a longer sample name adds its length
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,199}", re.ASCII)
 
 
 class Row(Protocol):
@@ -128,16 +126,15 @@ def relative_path(fmt: Format, row: int, name: str) -> str:
     return f"{folder_name(row)}/{fmt.file_name(row, name)}"
 
 
-def checked_name(name: str) -> str:
-    """Raises ValueError for a name that is hidden, path-like, too long, or not plain ASCII."""
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"{name[:80]!r} cannot name a file")
-    return name
-
-
 def file_bound(fmt: Format, layout: Layout, name: str = "") -> int:
     """Bytes that a sample's file takes at most: what budgets count with."""
     return fmt.payload(layout) + OVERHEAD_BYTES + 2 * len(name)
+
+
+def file_size(fmt: Format, sample: Row, header: DumpHeader, stamp: bytes) -> int:
+    """Bytes of a sample's file, exactly: no checksum changes it."""
+    parts = fmt.assemble(sample, header, stamp, "")
+    return sum(part.size if isinstance(part, Plane) else len(part) for part in parts)
 
 
 def mask_of(sample: Row) -> Ints:
