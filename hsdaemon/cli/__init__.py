@@ -21,6 +21,7 @@ from hsdaemon.machine import log
 VERBS: dict[str, str] = {
     "serve": "start SGLang with the capture",
     "patch": "show, apply or revert the capture's lines in SGLang's sources",
+    "prepare": "turn chats into a data set with the model's own tokenizer and chat template",
     "completion": "print the shell completion: hs-extract completion bash",
 }
 
