@@ -244,6 +244,20 @@ class SqliteManifest(Passes):
         """Those of `rows` that have no file yet: pending or failed."""
         return [r for r in rows if self.one("SELECT 1 FROM rows WHERE row = ? AND state IN (0, 3)", (r,))]
 
+    def longest(self) -> tuple[int, int] | None:
+        """Row and hint of the longest row that is or will be captured; None while there is none."""
+        found = self.one("SELECT row, hint FROM rows WHERE state IN (0, 1, 2) ORDER BY tokens DESC LIMIT 1")
+        return None if found is None else (int(found[0]), int(found[1]))
+
+    def spread(self, n: int) -> list[Stored]:
+        """Up to n done rows: the first, the last, then one near the middle between them."""
+        ends = self.one("SELECT min(row), max(row) FROM rows WHERE state = 2")
+        if ends is None or ends[0] is None:
+            return []
+        starts = [ends[0], ends[1], (ends[0] + ends[1]) // 2][:n]
+        found = {kept.row: kept for start in starts for kept in self.stored(start - 1, 1)}
+        return list(found.values())
+
     # -- upkeep
 
     def mark(self, key: str, value: int | None = None) -> int:

@@ -1,0 +1,50 @@
+"""Prove the running engine: attests of every rank, canaries through the real path, continuity with stored samples.
+
+The supervisor runs this for every start of the engine and lets no worker start without it. By hand it says whether the
+engine that runs now can be trusted with this output; no worker may run meanwhile. It stores nothing.
+
+  hs-extract prove
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+from pathlib import Path
+
+from hsdaemon.cli.settings import add_config, load
+from hsdaemon.config import Config
+from hsdaemon.core.model import Proof
+from hsdaemon.data import lock, sqlite
+from hsdaemon.data.dataset import open_dataset
+from hsdaemon.data.formats import get_format
+from hsdaemon.data.identity import physical_layers, read_model, row_limits
+from hsdaemon.data.spool import Spool, new_epoch
+from hsdaemon.errors import EXIT_FINDINGS, EXIT_OK
+from hsdaemon.machine.log import set_up
+from hsdaemon.machine.proof import ProofFiles
+from hsdaemon.work.checks import Wanted
+from hsdaemon.work.evidence import gather
+from hsdaemon.work.proof import Proved, prove
+
+EXITS = {EXIT_FINDINGS: "the engine must not be trusted; the last line says why"}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_config(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = load(args)
+    set_up()
+    files = ProofFiles(config.paths.run)
+    invocation = files.asked()
+    verdict = _prove(config)
+    if isinstance(verdict, Proved):
+        files.answer(Proof(invocation, True), verdict.steps)
+        print(f"prove: ok launch={verdict.launch} steps={len(verdict.steps)}")
+        return EXIT_OK
+    files.answer(Proof(invocation, False, verdict.code, verdict.detail), ())
+    print(f"prove: refuted code={verdict.code} {verdict.detail}")
+    return EXIT_FINDINGS
