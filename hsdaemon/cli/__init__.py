@@ -20,6 +20,7 @@ from hsdaemon.machine import log
 # Verb and its one line of help; the module is hsdaemon.cli.<verb> with "-" as "_".
 VERBS: dict[str, str] = {
     "serve": "start SGLang with the capture",
+    "prove": "show that the running engine can be trusted with this output",
     "patch": "show, apply or revert the capture's lines in SGLang's sources",
     "prepare": "turn chats into a data set with the model's own tokenizer and chat template",
     "completion": "print the shell completion: hs-extract completion bash",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
+import contextlib
 from pathlib import Path
 
 from hsdaemon.cli.settings import add_config, load
@@ -22,11 +22,12 @@ from hsdaemon.data.formats import get_format
 from hsdaemon.data.identity import physical_layers, read_model, row_limits
 from hsdaemon.data.spool import Spool, new_epoch
 from hsdaemon.errors import EXIT_FINDINGS, EXIT_OK
-from hsdaemon.machine.log import set_up
+from hsdaemon.machine.log import setup
 from hsdaemon.machine.proof import ProofFiles
 from hsdaemon.work.checks import Wanted
 from hsdaemon.work.evidence import gather
 from hsdaemon.work.proof import Proved, prove
+from hsdaemon.work.verdict import Refuted
 
 EXITS = {EXIT_FINDINGS: "the engine must not be trusted; the last line says why"}
 
@@ -37,7 +38,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = load(args)
-    set_up()
+    setup()
     files = ProofFiles(config.paths.run)
     invocation = files.asked()
     verdict = _prove(config)
@@ -48,3 +49,24 @@ def run(args: argparse.Namespace) -> int:
     files.answer(Proof(invocation, False, verdict.code, verdict.detail), ())
     print(f"prove: refuted code={verdict.code} {verdict.detail}")
     return EXIT_FINDINGS
+
+
+def _prove(config: Config) -> Proved | Refuted:
+    facts = read_model(Path(config.model.path))
+    wanted = Wanted(
+        layers=physical_layers(config, facts),
+        norm=config.model.norm,
+        dtype=config.output.dtype,
+        hidden=facts.hidden,
+        interleaved=get_format(config.output.format).interleaved,
+    )
+    folder = sqlite.manifest_path(config.output)
+    with contextlib.ExitStack() as stack:
+        stack.callback(lock.acquire(folder.parent).release)
+        dataset = stack.enter_context(contextlib.closing(open_dataset(config.data, row_limits(config, facts))))
+        manifest = sqlite.open_manifest(folder) if sqlite.exists(folder) else None
+        if manifest is not None:
+            stack.callback(manifest.close)
+        case = gather(dataset, manifest, config.proof.continuity_samples)
+        spool = Spool.open(Path(config.spool.path), new_epoch(), config.spool.budget_mib << 20)
+        return asyncio.run(prove(config, case, wanted, spool))
