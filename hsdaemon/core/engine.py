@@ -11,9 +11,10 @@ from hsdaemon.core.gpus import KILL_WAIT_S, KILLS, XID_RESTART
 
 PATCHES = 2  # tries before a person must look
 PROOFS = 2  # proofs of one start that may end without an answer
-GROWTH_S = 300.0  # a log or memory that grew within this time extends the patience ...
+# As parts of engine.start_patience_s:
+GROWING = 1 / 6  # log, CPU or memory that moved within this time extends the patience ...
 HARD = 4  # ... up to this many times the configured one
-SILENT_S = 900.0  # neither log nor CPU nor memory while loading: a stale lock, a hung collective
+SILENT = 1 / 2  # none of them moved while loading: a stale lock, a hung collective
 STOPPING_S = 180.0  # TimeoutStopSec of the unit and some
 
 
@@ -93,10 +94,10 @@ def _loading(config: Config, seen: m.Observation, engine: m.Engine, past: Past) 
     moved = [v.since_s for key in ("log", "memory", "cpu") if (v := past.mark(key))]
     quiet = now_s - max([unit.since_s, *moved])
     patience = config.engine.start_patience_s
-    if quiet > SILENT_S:
+    if quiet > SILENT * patience:
         stop = m.StopEngine(unit.invocation, "engine-silent")
         return plan("engine_up", "engine-silent", stop, age=int(quiet))
-    if age > patience and (quiet > GROWTH_S or age > HARD * patience):
+    if age > patience and (quiet > GROWING * patience or age > HARD * patience):
         return plan("engine_up", "engine-late", m.StopEngine(unit.invocation, "engine-late"), age=int(age))
     return plan("engine_up", "engine-loading", age=int(age), log=engine.log_bytes, look_s=2.0)
 
@@ -208,7 +209,7 @@ def _verdict(seen: m.Observation, engine: m.Unit, proof: m.Proof | None, unit: m
     rung = "engine_proved"
     count = budget.count_of(past, f"proof:{engine.invocation}", seen.now.boot)
     cause = (proof.detail or proof.code) if proof else f"no verdict: {budget.cause_of(unit)}"
-    if proof is None or proof.code in ("timeout", "unreachable"):
+    if proof is None or count == 0 or proof.code in ("timeout", "unreachable"):  # 0: a human reset the count
         if count >= PROOFS:
             return plan(rung, "proof-again", m.StopEngine(engine.invocation, "proof-again"), cause=cause)
         if budget.retry_s(past, f"proof:{engine.invocation}", seen.now, 5.0) > 0:
