@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import engines
 import fake_nvml
 import pytest
 from sdbox import Box
@@ -27,3 +28,24 @@ def box(nvml: Path) -> Iterator[Box]:
     with Box(disk=128, raw=["/var/lib/hs"], bind=[nvml]) as box:
         yield box
         print(box.journal("-n", "100") if box.pid1 else box.console())
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for tiny checkpoints: engines.tiny(tiny_models, "llama") makes one."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
+def kimi(tiny_models: Path) -> str:
+    """A tiny Kimi-K2.5, float32, 8 layers, hidden 128, 512 tokens in its vocabulary."""
+    return engines.tiny(tiny_models, "kimi_k25")
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory, kimi: str) -> Iterator[engines.Engine]:
+    """A real SGLang that serves `kimi` in chunks of 64 tokens with the capture in it, shared by the whole session."""
+    folder, spool = tmp_path_factory.mktemp("engine"), tmp_path_factory.mktemp("spool")
+    config = engines.write_config(folder, kimi, port=32100, spool=spool, chunk_tokens=64)
+    with engines.running(config, spool) as running:
+        yield running
