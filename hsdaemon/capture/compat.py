@@ -53,10 +53,6 @@ def model_runner() -> type[Any]:
     return _find("sglang.srt.model_executor.model_runner", "ModelRunner", needs=("load_model",))
 
 
-def forward_batch() -> type[Any]:
-    return _find("sglang.srt.model_executor.forward_batch_info", "ForwardBatch", needs=("init_new",))
-
-
 def _find(module: str, name: str, needs: Sequence[str]) -> type[Any]:
     found = getattr(importlib.import_module(module), name, None)
     missing = [name] if found is None else [f"{name}.{part}" for part in needs if not hasattr(found, part)]
@@ -81,16 +77,6 @@ def reader(forward: Callable[..., Any]) -> Callable[[tuple[Any, ...], dict[str, 
         return Call(*found)
 
     return read
-
-
-def carries_rids() -> bool:
-    """Whether a forward batch of this release has request ids of its own."""
-    return "rids" in getattr(forward_batch(), "__dataclass_fields__", {})
-
-
-def rids_of(source: Any) -> list[object]:
-    """Request ids of the scheduler's batch that a forward batch is made from."""
-    return [request.rid for request in source.reqs or ()]
 
 
 def batch(metadata: Any) -> Batch | None:
@@ -138,7 +124,9 @@ def set_layers(model: Any, layers: Sequence[int]) -> tuple[int, ...]:
     """Have physical `layers` captured and give the loop ids that are then in effect. Raises Renamed when no setter
     of this release leads there: some add 1 to every id, some only where the first one is 1."""
     wanted = tuple(k + 1 for k in layers)
-    setters = [getattr(model, name, None) for name in ("set_dflash_layers_to_capture", "set_eagle3_layers_to_capture")]
+    inner = getattr(model, "language_model", None)  # a multimodal wrapper may have no setter of its own (0.5.9)
+    names = ("set_dflash_layers_to_capture", "set_eagle3_layers_to_capture")
+    setters = [getattr(owner, name, None) for owner in (model, inner) for name in names]
     for setter in filter(None, setters):
         for ids in (list(layers), list(wanted)):
             setter(ids)

@@ -26,8 +26,6 @@ def install(text: str, way: str) -> None:
         rank = Rank(config, compat.release())
         _hook_load(rank)
         _hook_logits(rank)
-        if not compat.carries_rids():
-            _carry_rids()
         setattr(compat.model_runner(), MARK, rank)
     except Exception as error:  # an exception here would kill the engine
         log.exception("capture: cannot set the hooks")
@@ -67,17 +65,3 @@ def _hook_logits(rank: Rank) -> None:
         return forward(self, *args, **kwargs)
 
     processor.forward = hooked
-
-
-def _carry_rids() -> None:
-    """Old releases: the forward batch is made from a batch that knows the requests; hand their ids on."""
-    batch = compat.forward_batch()
-    make = batch.init_new.__func__
-
-    @functools.wraps(make)
-    def init_new(cls: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
-        made = make(cls, source, *args, **kwargs)
-        made.rids = compat.rids_of(source)
-        return made
-
-    batch.init_new = classmethod(init_new)

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     releases.check(config, known, args.config)
     model = read_model(config.model.path)
     _check_layers(config, model)
-    inplace.check(releases.way_of(config, known))
+    inplace.check(releases.way_of(config, known), mend=not args.dry_run)
     launch = f"hs-{secrets.token_hex(8)}"
     cores = sorted(os.sched_getaffinity(0))
     env = environment.environment(config, known, launch, os.environ, cores, model.kind)

@@ -77,7 +77,7 @@ def environment(
     if clash:
         raise ConfigError(f"cannot use engine.environment: {clash[0]}: hs-extract sets or removes it; remove it")
     kept = {name: value for name, value in base.items() if name not in SCRUBBED}
-    path = dict.fromkeys([*_folders(config), *filter(None, base.get("PYTHONPATH", "").split(":"))])
+    path = dict.fromkeys([*_folders(config, known), *filter(None, base.get("PYTHONPATH", "").split(":"))])
     told = {wire.CAPTURE_ENV: wire.to_json(capture_config(config, known, launch)), "PYTHONPATH": ":".join(path)}
     return kept | config.engine.environment | ours | told
 
@@ -106,7 +106,8 @@ def _ours(config: Config, cores: Sequence[int], kind: str) -> dict[str, str]:
     return ours
 
 
-def _folders(config: Config) -> list[str]:
+def _folders(config: Config, known: Release) -> list[str]:
     """Folders that go on PYTHONPATH: our package, so that the engine loads this capture and no other."""
-    cpu = [str(HERE / "cpu" / "standins"), str(HERE / "cpu" / "plugin")] if config.engine.device == "cpu" else []
+    fixes = "plugin" if "plugin" in known.ways else "noplugins"
+    cpu = [str(HERE / "cpu" / name) for name in ("standins", fixes)] if config.engine.device == "cpu" else []
     return [*cpu, str(PACKAGE)]

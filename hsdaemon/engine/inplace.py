@@ -5,16 +5,20 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 
+from hsdaemon.engine import patch
 from hsdaemon.engine.releases import Way
 from hsdaemon.errors import EngineError
 
 GROUP, NAME, VALUE = "sglang.srt.plugins", "hsdaemon", "hsdaemon.capture:register"
 
 
-def check(way: Way) -> None:
-    """Raises EngineError when the engine would run without the capture."""
+def check(way: Way, mend: bool = False) -> None:
+    """Raises EngineError when the engine would run without the capture. mend: put the source patch back first, where
+    a reinstall or an upgrade took it away."""
     if way == "plugin":
         _plugin()
+    else:
+        _patch(mend)
 
 
 def _plugin() -> None:
@@ -26,3 +30,13 @@ def _plugin() -> None:
         )
     if importlib.util.find_spec("torch") is None:
         raise EngineError("cannot start the engine: no torch in its Python environment; install one")
+
+
+def _patch(mend: bool) -> None:
+    tree = patch.find()
+    seen = patch.apply(tree) if mend else patch.status(tree)
+    if not seen.ready:
+        raise EngineError(
+            f"cannot start the engine: the capture's lines are not in {tree.folder} ({seen.state.value}), so it would "
+            "capture nothing; hs-extract patch apply"
+        )

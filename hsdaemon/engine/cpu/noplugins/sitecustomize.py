@@ -51,7 +51,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self):
         self.waiting = dict(FIXES)
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name, *_rest):
         fix = self.waiting.pop(name, None)
         spec = importlib.util.find_spec(name) if fix else None
         if spec is not None:
