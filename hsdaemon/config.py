@@ -57,6 +57,7 @@ class Output(Section, frozen=True):
     reserve_mib: Mib = 2048  # free space that is never used: the floor that pauses the work
     ballast_mib: Mib = 64  # a file beside the manifest, given up on a full disk so that the manifest can commit
     manifest: Folder | None = None  # manifest.db elsewhere, on a local disk, when `path` is a network file system
+    backup: Folder | None = None  # copies of the manifest, once a minute; None = paths.state: another disk than `path`
     allow_fuse: bool = False  # FUSE has no shared memory we can trust for WAL unless you know better
 
 

@@ -31,8 +31,9 @@ class RunIdentity:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     def digest(self) -> str:
-        """xxh3-128 in hex of all but the release, which is known later: what a sample's file says of its run."""
-        return xxhash.xxh3_128_hexdigest(dataclasses.replace(self, release="").to_json().encode())
+        """xxh3-128 in hex of model, layers, norm, dtype, format and width: what a file says of its run. The row has
+        a digest of its own beside it; the release is known later."""
+        return xxhash.xxh3_128_hexdigest(dataclasses.replace(self, dataset="", release="").to_json().encode())
 
 
 class IdentityMismatch(StoreError):

@@ -77,6 +77,8 @@ class JsonLines:
         if len(line) > MAX_LINE:
             return BadRow(row, "line-too-long", f"the line has more than {MAX_LINE} bytes", hint)
         try:
+            if not line.isascii():
+                line.decode()  # the decoder does not look at the fields that it skips
             fields = self._decoder.decode(line)
         except UnicodeDecodeError as error:
             return BadRow(row, "encoding", f"not UTF-8 at byte {error.start} of the line", hint)

@@ -80,6 +80,19 @@ class Stored:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Known:
+    """Any row as recorded. digest: of the data set row, None for a bad one; path, size: of its file, when done."""
+
+    row: int
+    name: str
+    state: State
+    digest: bytes | None
+    hint: int
+    path: str | None
+    size: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Fault:
     """Why a row is failed, skipped or was tried again. at: seconds since 1970, for people only."""
 
@@ -210,9 +223,12 @@ class Manifest(Protocol):
         """Pending rows whose files were found and checked are done; `lease` is not looked at. Gives how many."""
         ...
 
-    def ingest(self, batch: Sequence[Sample | BadRow], end_row: int, end_hint: int) -> Ingested:
+    def ingest(
+        self, batch: Sequence[Sample | BadRow], end_row: int, end_hint: int, *, redo_edited: bool = True
+    ) -> Ingested:
         """Record rows of the data set and how far the pass has come (the next row and its hint). Known rows with the
-        same digest stay as they are, edited ones are pending again, bad ones skipped."""
+        same digest stay as they are, edited ones are pending again (or EditedRow is raised for a done one), bad ones
+        skipped."""
         ...
 
     def close(self) -> None: ...

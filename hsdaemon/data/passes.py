@@ -8,9 +8,20 @@ from collections.abc import Sequence
 from hsdaemon.data.connect import Database
 from hsdaemon.data.manifest import Ingested, State
 from hsdaemon.data.sample import BadRow, Sample, default_name
-from hsdaemon.errors import StoreError
+from hsdaemon.errors import DataError, StoreError
 
 NO_FILE = "path = NULL, size = 0, file_digest = NULL"
+
+
+class EditedRow(DataError):
+    """An extracted row has other content now, and the policy is to refuse that."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(
+            f"cannot go on: row {row} of the data set was edited after it was extracted; restore it, or set "
+            'data.on_edited_row = "redo"'
+        )
+        self.row = row
 
 
 class Passes(Database):
@@ -39,7 +50,9 @@ class Passes(Database):
                 )
             self.put("scan_complete", 1)
 
-    def ingest(self, batch: Sequence[Sample | BadRow], end_row: int, end_hint: int) -> Ingested:
+    def ingest(
+        self, batch: Sequence[Sample | BadRow], end_row: int, end_hint: int, *, redo_edited: bool = True
+    ) -> Ingested:
         new = bad = 0
         edited = []
         with self.write():
@@ -50,11 +63,17 @@ class Passes(Database):
                 if old is None:
                     new += 1
                     self._insert(judged)
+                elif old[0] != _digest(judged) and old[1] == State.done and not redo_edited:
+                    raise EditedRow(judged.row)
                 elif self._refresh(judged, old[0], State(old[1])):
                     edited.append(judged.row)
             self.put("scan_row", end_row)
             self.put("scan_hint", end_hint)
         return Ingested(new, tuple(edited), bad)
+
+    def first_digests(self, rows: int) -> list[bytes | None]:
+        """Content digests of the first rows, as recorded; None for a bad one."""
+        return [r[0] for r in self.all("SELECT digest FROM rows WHERE row < ? ORDER BY row", (rows,))]
 
     def _twice(self, entry: Sample | BadRow) -> Sample | BadRow:
         """The entry, or a bad row when another row has its name."""
@@ -105,3 +124,7 @@ class Passes(Database):
 
 def _stored_name(sample: Sample) -> str | None:
     return None if sample.name == default_name(sample.row) else sample.name
+
+
+def _digest(entry: Sample | BadRow) -> bytes | None:
+    return entry.digest if isinstance(entry, Sample) else None

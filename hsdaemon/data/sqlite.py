@@ -18,7 +18,7 @@ from hsdaemon.data import schema
 from hsdaemon.data.connect import DAMAGE, connect, known, pragma, require_wal, sync_folder, translated
 from hsdaemon.data.identity import RunIdentity, identity_from_json, require_same
 from hsdaemon.data.lock import boot_id
-from hsdaemon.data.manifest import Claim, Counts, Done, Fault, LeaseLost, Rate, State, Stored
+from hsdaemon.data.manifest import Claim, Counts, Done, Fault, Known, LeaseLost, Rate, State, Stored
 from hsdaemon.data.passes import NO_FILE, Passes
 from hsdaemon.data.sample import default_name
 from hsdaemon.errors import StoreError
@@ -241,9 +241,18 @@ class SqliteManifest(Passes):
                 changed += self.db.changes()
         return changed
 
-    def pending(self, rows: Sequence[int]) -> list[int]:
-        """Those of `rows` that have no file yet: pending or failed."""
-        return [r for r in rows if self.one("SELECT 1 FROM rows WHERE row = ? AND state IN (0, 3)", (r,))]
+    def between(self, first: int, end: int) -> list[Known]:
+        """Rows first to end - 1 as recorded, the skipped ones too."""
+        rows = self.all(
+            "SELECT row, name, state, digest, hint, path, size FROM rows WHERE row >= ? AND row < ? ORDER BY row",
+            (first, end),
+        )
+        return [Known(r[0], r[1] or default_name(r[0]), State(r[2]), *r[3:]) for r in rows]
+
+    def leased(self) -> list[Known]:
+        """Rows that a worker has, or had when it died."""
+        rows = self.all("SELECT row, name, state, digest, hint, path, size FROM rows WHERE state = 1 ORDER BY row")
+        return [Known(r[0], r[1] or default_name(r[0]), State(r[2]), *r[3:]) for r in rows]
 
     def longest(self) -> tuple[int, int] | None:
         """Row and hint of the longest row that is or will be captured; None while there is none."""

@@ -1,0 +1,181 @@
+"""Files that the manifest does not know: found by folder, examined against the data set, taken over or put aside.
+
+A tree that never had a manifest is adopted the same way. Files are told by their keys, not by their suffix: a `.pt`
+with SpecForge's keys gets the name under which SpecForge finds it. Nothing is deleted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import structlog
+
+from hsdaemon.data.dataset import DataSet
+from hsdaemon.data.examine import Unfit, examine
+from hsdaemon.data.formats import get_format, relative_path
+from hsdaemon.data.identity import RunIdentity
+from hsdaemon.data.manifest import Done, Known, State
+from hsdaemon.data.sample import BadRow
+from hsdaemon.data.sqlite import SqliteManifest
+from hsdaemon.machine import disk
+
+log = structlog.get_logger()
+
+QUARANTINE = "quarantine"
+SUFFIXES = (".ckpt", ".pt", ".safetensors")
+_FOLDER = re.compile(r"rows_([0-9]{1,12})-([0-9]{1,12})", re.ASCII)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Folder:
+    """A rows folder: its name and the rows that it is for."""
+
+    path: Path
+    first: int
+    end: int
+
+
+@dataclasses.dataclass(slots=True)
+class FolderReport:
+    """What was found in one folder. files: samples by name; adopted: taken over now; known: done before; bad: reason by
+    file; gaps: rows without a good file."""
+
+    name: str
+    files: int = 0
+    known: int = 0
+    adopted: int = 0
+    unknown: list[str] = dataclasses.field(default_factory=list)
+    bad: dict[int, str] = dataclasses.field(default_factory=dict)
+    gaps: list[int] = dataclasses.field(default_factory=list)
+    last: int = -1  # the last row that has a good file
+    tail: int = 0  # of the gaps: behind the last good file of the whole tree
+    old: int = 0  # of the gaps: before it, without a file
+
+
+def folders(root: Path) -> list[Folder]:
+    """The rows folders of an output, in the order of their rows."""
+    found = []
+    for entry in os.scandir(root):
+        match = _FOLDER.fullmatch(entry.name)
+        if match and entry.is_dir(follow_symlinks=False) and int(match[1]) < int(match[2]):
+            found.append(Folder(Path(entry.path), int(match[1]), int(match[2])))
+    return sorted(found, key=lambda f: f.first)
+
+
+def has_samples(root: Path) -> bool:
+    """Whether any rows folder holds a sample file."""
+    return root.is_dir() and any(True for folder in folders(root) for _ in _files(folder.path))
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for entry in os.scandir(folder):
+        if entry.name.endswith(SUFFIXES) and entry.name[0] != "." and entry.is_file(follow_symlinks=False):
+            yield Path(entry.path)
+
+
+class Adoption:
+    """One walk over an output. unstamped: also take files that do not say which run they are from (a person asked)."""
+
+    def __init__(
+        self, root: Path, manifest: SqliteManifest, dataset: DataSet, identity: RunIdentity, *, unstamped: bool
+    ) -> None:
+        self.root, self.manifest, self.dataset, self.identity = root, manifest, dataset, identity
+        self.unstamped = unstamped
+        self._format = get_format(identity.format)
+
+    def walk(self, stop: Callable[[], bool] = lambda: False) -> list[FolderReport]:
+        """Every folder; gaps are classified at the end."""
+        reports = []
+        for folder in folders(self.root):
+            if stop():
+                break
+            report = self.folder(folder)
+            reports.append(report)
+            log.info(
+                "folder looked at", folder=report.name, files=report.files, adopted=report.adopted, bad=len(report.bad)
+            )
+        return classify(reports)
+
+    def folder(self, folder: Folder) -> FolderReport:
+        """One folder: unknown files are adopted or put aside. A crash leaves each file under one of its two names."""
+        report = FolderReport(folder.path.name)
+        rows = {known.row: known for known in self.manifest.between(folder.first, folder.end)}
+        good = {known.row for known in rows.values() if known.state is State.done}
+        paths = {known.path for known in rows.values() if known.path}
+        stems = self._stems(list(rows.values()))
+        for path in sorted(_files(folder.path)):
+            report.files += 1
+            row = stems.get(path.stem)
+            if f"{folder.path.name}/{path.name}" in paths:
+                report.known += 1
+            elif row is None:
+                report.unknown.append(path.name)
+            elif row in good:
+                self._aside(path, row, "the row has another file", report)
+            elif self._take(path, rows[row], report):
+                good.add(row)
+        report.last = max(good, default=-1)
+        report.gaps = [r.row for r in rows.values() if r.state is not State.skipped and r.row not in good]
+        return report
+
+    def _stems(self, rows: list[Known]) -> dict[str, int]:
+        """File stems of all three trainers -> row; our own format's first, where two rows would share one."""
+        found: dict[str, int] = {}
+        for known in rows:
+            found[Path(self._format.file_name(known.row, known.name)).stem] = known.row
+        for known in rows:
+            for stem in (known.name, f"data_{known.row}", f"hs_{known.row}"):
+                found.setdefault(stem, known.row)
+        return found
+
+    def _take(self, path: Path, known: Known, report: FolderReport) -> bool:
+        """Examine one file for its row; gives whether the row is done by it."""
+        entry = self.dataset.read(known.row, known.hint)
+        if isinstance(entry, BadRow) or entry.digest != known.digest:
+            report.unknown.append(path.name)
+            return False
+        verdict = examine(path, entry, self.identity)
+        if isinstance(verdict, Unfit):
+            if verdict.code == "format":
+                report.unknown.append(path.name)
+                report.bad[known.row] = f"left in place: {verdict.reason}"
+            else:
+                self._aside(path, known.row, f"{verdict.code}: {verdict.reason}", report)
+            return False
+        if not (verdict.stamped or self.unstamped):
+            report.unknown.append(path.name)
+            return False
+        final = self._name(path, known)
+        report.adopted += self.manifest.adopt([Done(known.row, 0, final, verdict.size, verdict.digest)])
+        return True
+
+    def _name(self, path: Path, known: Known) -> str:
+        """Give the file the name under which its trainer finds it, never over another one."""
+        final = relative_path(self._format, known.row, known.name)
+        target = self.root / final
+        if path != target:
+            disk.make_folder(target.parent)
+            os.link(path, target, follow_symlinks=False)
+            disk.sync_folder(target.parent)  # a crash here leaves both names of one file: the next walk goes on
+            path.unlink()
+        disk.sync_folder(path.parent)
+        return final
+
+    def _aside(self, path: Path, row: int, reason: str, report: FolderReport) -> None:
+        aside = disk.set_aside(path, self.root / QUARANTINE)
+        report.bad[row] = reason
+        log.warning("a file was put aside", row=row, file=str(path), aside=aside.name, reason=reason)
+
+
+def classify(reports: list[FolderReport]) -> list[FolderReport]:
+    """Gaps before the last good file of the tree are old errors, those behind it are where the run was cut off."""
+    last = max((report.last for report in reports), default=-1)
+    for report in reports:
+        missing = [row for row in report.gaps if row not in report.bad]
+        report.tail = sum(row > last for row in missing)
+        report.old = len(missing) - report.tail
+    return reports

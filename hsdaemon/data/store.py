@@ -1,0 +1,182 @@
+"""Opening an output for work: volume, lock, manifest, identity, what the last worker left; in this order."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from hsdaemon.config import Config
+from hsdaemon.data import backup, ingest, lock
+from hsdaemon.data.adopt import Adoption, FolderReport, has_samples
+from hsdaemon.data.connect import Damaged
+from hsdaemon.data.dataset import DataSet, open_dataset
+from hsdaemon.data.examine import Whole, examine
+from hsdaemon.data.formats import get_format, relative_path
+from hsdaemon.data.identity import ModelFacts, RunIdentity, read_model, row_limits, run_identity
+from hsdaemon.data.manifest import Done, Known
+from hsdaemon.data.sample import Sample
+from hsdaemon.data.sqlite import SqliteManifest, create, exists, open_manifest
+from hsdaemon.data.verify import Finding, reconcile
+from hsdaemon.data.volume import Guard, file_system, require_local
+from hsdaemon.errors import StoreError
+
+log = structlog.get_logger()
+
+
+@dataclasses.dataclass(slots=True)
+class Store:
+    """An output that this process alone works on. `background`: the rest of the data set and the look at what is
+    stored; the work may start before it has ended, and is complete only after it has."""
+
+    config: Config
+    root: Path
+    facts: ModelFacts
+    identity: RunIdentity
+    dataset: DataSet
+    manifest: SqliteManifest
+    guard: Guard
+    backups: backup.Backups
+    background: ingest.Background
+    _lock: lock.Lock
+
+    def close(self) -> None:
+        """A clean stop: the log is moved into the database, the lock is free."""
+        self.background.stop()
+        self.manifest.checkpoint(truncate=True)
+        self.manifest.close()
+        self.dataset.close()
+        self._lock.release()
+
+
+def open_store(config: Config, epoch: str, release: str = "") -> Store:
+    """Everything before the first request. Raises VolumeAway or DiskFull (wait, call again), LockHeld, StoreError,
+    DataError, ConfigError. epoch: of this worker; release: of the engine, "" = not known yet."""
+    return _open(config, epoch, release, may_have_samples=False)
+
+
+def _open(config: Config, epoch: str, release: str, *, may_have_samples: bool) -> Store:
+    guard = Guard(config.output)
+    uuid = guard.take()
+    facts = read_model(Path(config.model.path))
+    dataset = open_dataset(config.data, row_limits(config, facts))
+    folder = backup.manifest_folder(config)
+    require_local(folder, file_system(folder), allow_fuse=config.output.allow_fuse)
+    held = lock.acquire(folder)
+    try:
+        offered = run_identity(config, facts, ingest.anchor(dataset), release)
+        manifest, rebuilt = _manifest(config, offered, uuid, may_have_samples=may_have_samples)
+        guard.uuid = manifest.volume()
+        guard.check()
+        identity = _pin(manifest, dataset, offered)
+        left = manifest.leased()
+        freed = manifest.begin_epoch(epoch)
+        store = Store(
+            config=config,
+            root=guard.target,
+            facts=facts,
+            identity=identity,
+            dataset=dataset,
+            manifest=manifest,
+            guard=guard,
+            backups=backup.Backups(backup.backup_path(config)),
+            background=ingest.Background(lambda stop: _background(config, identity, stop)),
+            _lock=held,
+        )
+        adopted = _adopt(store, left)
+        if rebuilt:
+            adopt_tree(store, unstamped=False)
+    except BaseException:
+        held.release()
+        raise
+    log.info("the output is open", rows=manifest.counts().total, interrupted=freed, adopted=adopted)
+    return store
+
+
+def _manifest(
+    config: Config, offered: RunIdentity, uuid: str, *, may_have_samples: bool
+) -> tuple[SqliteManifest, bool]:
+    """The manifest, and whether it was rebuilt: then the files must be looked at."""
+    path = backup.manifest_path(config)
+    saved = backup.backup_path(config)
+    if exists(path):
+        try:
+            manifest = open_manifest(path)
+            problem = manifest.integrity()
+            if problem is None:
+                return manifest, False
+            manifest.close()
+        except Damaged as error:
+            problem = str(error)
+        log.error("the manifest is damaged", problem=problem)
+        backup.set_aside(path)
+        restored = backup.restore(path, saved)
+        return (restored or create(path, offered, uuid)), True
+    if has_samples(Path(config.output.path)) and not may_have_samples:
+        restored = backup.restore(path, saved)
+        if restored is not None:
+            return restored, True
+        raise StoreError(
+            f"cannot start in {config.output.path}: it has samples and no manifest; run hs-extract scan to adopt them"
+        )
+    return create(path, offered, uuid), False
+
+
+def _pin(manifest: SqliteManifest, dataset: DataSet, offered: RunIdentity) -> RunIdentity:
+    """Compare the identities. The data set is the same when most of its first rows are: edited ones are policy."""
+    pinned = manifest.identity()
+    known = manifest.first_digests(ingest.ANCHOR_ROWS)
+    if offered.dataset != pinned.dataset and known and ingest.same_set(known, ingest.first_digests(dataset)):
+        offered = dataclasses.replace(offered, dataset=pinned.dataset)
+    return manifest.pin(offered)
+
+
+def _adopt(store: Store, left: list[Known]) -> int:
+    """Rows that were in flight when the last worker ended: those whose file had its name already are done."""
+    fmt = get_format(store.identity.format)
+    adopted = 0
+    for known in left:
+        path = store.root / relative_path(fmt, known.row, known.name)
+        if not path.exists():
+            continue
+        entry = store.dataset.read(known.row, known.hint)
+        if not isinstance(entry, Sample) or entry.digest != known.digest:
+            continue
+        verdict = examine(path, entry, store.identity)
+        if isinstance(verdict, Whole) and verdict.stamped:
+            done = Done(known.row, 0, str(path.relative_to(store.root)), verdict.size, verdict.digest)
+            adopted += store.manifest.adopt([done])
+    return adopted
+
+
+def adopt_tree(store: Store, *, unstamped: bool) -> list[FolderReport]:
+    """Read the data set to its end, then every folder."""
+    ingest.ingest(store.dataset, store.manifest, store.config.data)
+    walk = Adoption(store.root, store.manifest, store.dataset, store.identity, unstamped=unstamped)
+    return walk.walk()
+
+
+def open_for_scan(config: Config, epoch: str) -> Store:
+    """The same for `scan`: samples without a manifest are no reason to refuse."""
+    return _open(config, epoch, "", may_have_samples=True)
+
+
+def _background(config: Config, identity: RunIdentity, stop: Callable[[], bool]) -> None:
+    """The stored files (missing or short ones are pending again), the rest of the data set, the unknown files."""
+    facts = read_model(Path(config.model.path))
+    dataset = open_dataset(config.data, row_limits(config, facts))
+    manifest = open_manifest(backup.manifest_path(config))
+    root = Path(config.output.path)
+    try:
+        reconcile(root, manifest, stop, _say)
+        if ingest.ingest(dataset, manifest, config.data, stop):
+            Adoption(root, manifest, dataset, identity, unstamped=False).walk(stop)
+    finally:
+        manifest.close()
+        dataset.close()
+
+
+def _say(finding: Finding) -> None:
+    log.warning("a stored file is bad: its row is extracted again", row=finding.row, reason=finding.reason)
