@@ -117,6 +117,10 @@ class Background:
             raise self._error
         return True
 
+    def join(self, deadline_s: float) -> None:
+        """Wait for its end, at most so long."""
+        self._thread.join(deadline_s)
+
     def stop(self, deadline_s: float = 30.0) -> None:
         """Ends it at the next batch; what it has recorded stays."""
         self._stop.set()
