@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from samples import EPOCH, dump_of, states_of
 
 from hsdaemon.config import Config, parse
 from hsdaemon.data.adopt import QUARANTINE
@@ -18,7 +19,6 @@ from hsdaemon.data.publish import Published, Publisher
 from hsdaemon.data.sample import Sample
 from hsdaemon.data.store import Store, open_store
 from hsdaemon.data.volume import init_volume
-from tests.samples import EPOCH, dump_of, states_of
 
 VOCAB, HIDDEN, CONTEXT = 1000, 64, 128
 
