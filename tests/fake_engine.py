@@ -1,7 +1,7 @@
 """A small server that speaks SGLang's HTTP and the spool protocol, and misbehaves on request. numpy only.
 
 In a test:      with FakeEngine(spool, run, script=Script({"3": Fault("nan")})) as engine: ...
-As a process:   python -m tests.fake_engine OPTIONS.json     (see Options; for units, kills and slow starts)
+As a process:   python tests/fake_engine.py OPTIONS.json     (see Options; for units, kills and slow starts)
 
 Row t of layer k holds values that follow from (token id, t, k, column) alone, so whoever reads a stored file can tell
 whether it is the right row, layer and position: `states`.

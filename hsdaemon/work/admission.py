@@ -16,6 +16,10 @@ from hsdaemon.data.spool import Budget
 PATIENCE = 64  # passes: two rounds of a usual concurrency
 
 
+class TooLarge(ValueError):
+    """The whole spool is smaller than this dump."""
+
+
 @dataclass(slots=True, eq=False)
 class Ticket:
     """A row that wants to be sent. size: bytes of its dump; alone: nothing may be in flight beside it."""
@@ -36,9 +40,9 @@ class Queue:
     flying: list[Ticket] = field(default_factory=list)
 
     def ask(self, ticket: Ticket) -> None:
-        """Queue up. Raises ValueError when it could never be admitted."""
+        """Queue up. Raises TooLarge when it could never be admitted."""
         if ticket.size > self.budget.total:
-            raise ValueError(f"its dump needs {ticket.size} bytes, the whole spool has {self.budget.total}")
+            raise TooLarge(f"its dump needs {ticket.size} bytes, the whole spool has {self.budget.total}")
         self.waiting.append(ticket)
 
     def admit(self) -> list[Ticket]:
@@ -85,7 +89,7 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def admitted(self, size: int, *, alone: bool = False) -> AsyncIterator[None]:
-        """Wait for a slot and `size` bytes; both are given back at the end. Raises ValueError when it can never be."""
+        """Wait for a slot and `size` bytes; both are given back at the end. Raises TooLarge when it can never be."""
         ticket = Ticket(size, alone)
         self.queue.ask(ticket)
         ready = self._ready[ticket] = asyncio.Event()

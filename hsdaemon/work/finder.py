@@ -6,11 +6,14 @@ A port proves nothing (another server may hold it), so each start is asked once 
 from __future__ import annotations
 
 import asyncio
+import glob
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import aiohttp
 
+from hsdaemon import wire
 from hsdaemon.engine import endpoint, releases
 from hsdaemon.engine.endpoint import Endpoint
 
@@ -19,12 +22,22 @@ ASK_S = 10.0  # to say its name; short, the answer takes no forward
 
 
 class Finder:
-    """Gives an endpoint that answered under its own name. `reason` says what is waited for, "" when found."""
+    """Gives an endpoint that answered under its own name. `reason` says what is waited for, "" when found.
 
-    def __init__(self, run: str, http: aiohttp.ClientSession, poll_s: float = POLL_S) -> None:
+    attested(attest): called for each rank's attest file of a new start; raises what forbids its use.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        http: aiohttp.ClientSession,
+        attested: Callable[[wire.Attest], None],
+        poll_s: float = POLL_S,
+    ) -> None:
         self.reason = "the engine to be looked for"
         self._run = run
         self._http = http
+        self._attested = attested
         self._poll_s = poll_s
         self._found: Endpoint | None = None
         self._mark: tuple[int, int] | None = None
@@ -39,10 +52,10 @@ class Finder:
                 await asyncio.sleep(self._poll_s)
             return found
 
-    def suspect(self, seen: Endpoint) -> None:
-        """A request met nothing there: ask again before the next one."""
+    def suspect(self, seen: Endpoint, cause: str) -> None:
+        """A request failed there: ask again before the next one."""
         if self._found == seen:
-            self._found = None
+            self._found, self.reason = None, f"the engine at {seen.url}: {cause}"
 
     async def _look(self) -> Endpoint | None:
         mark = self._stat()
@@ -57,8 +70,18 @@ class Finder:
         name = await self._name(candidate, known.info_path)
         if name != candidate.launch:
             return None
+        for attest in self._attests(candidate.launch):
+            self._attested(attest)
         self._found, self._mark, self.reason = candidate, mark, ""
         return candidate
+
+    def _attests(self, launch: str) -> Iterator[wire.Attest]:
+        """What the ranks of this start say of themselves. That they say anything at all is for the proof to ask."""
+        for path in sorted((Path(self._run) / "attest").glob(f"attest-{glob.escape(launch)}-*.json")):
+            try:
+                yield wire.attest(path.read_text())
+            except (OSError, ValueError) as error:
+                self.reason = f"the engine {launch}: {path} cannot be read: {error}"
 
     async def _name(self, candidate: Endpoint, info_path: str) -> str | None:
         """What the server calls itself, or None with the reason set."""
@@ -85,8 +108,3 @@ class Finder:
         except OSError:
             return None
         return seen.st_ino, seen.st_mtime_ns
-
-
-def new_tokens(found: Endpoint) -> int:
-    """The smallest max_new_tokens that this release accepts: 0 is prefill only."""
-    return releases.release(found.release).min_new_tokens

@@ -1,0 +1,306 @@
+"""The worker: rows from claim to commit, many at once, until there are none or something says stop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import structlog
+
+from hsdaemon import wire
+from hsdaemon.config import Config
+from hsdaemon.data.dataset import DataSet
+from hsdaemon.data.manifest import Claim, Counts, Done, Manifest
+from hsdaemon.data.publish import Publisher
+from hsdaemon.data.sample import BadRow, Sample
+from hsdaemon.data.spool import Spool
+from hsdaemon.errors import Fatal, Transient
+from hsdaemon.work import client, decide
+from hsdaemon.work.admission import Admission, Queue, TooLarge
+from hsdaemon.work.checks import Wanted
+from hsdaemon.work.decide import Fail, Failure, Kind, Retry, Stop
+from hsdaemon.work.desk import Desk
+from hsdaemon.work.finder import Finder
+from hsdaemon.work.pause import Pause
+from hsdaemon.work.progress import Meter
+from hsdaemon.work.tries import Tries
+from hsdaemon.work.writers import Writers
+
+WINDOW = 2  # rows claimed and read ahead, as a multiple of worker.concurrency
+IDLE_S = 0.2  # between two looks for rows when there are none to claim
+WATCH_S = 0.5  # between two looks at stalls
+LATE_S = 5.0  # between two looks for dumps of requests that were given up
+GIVE_UP_S = 5.0  # what is cancelled ends within this, or hangs in the kernel
+_log = structlog.get_logger()
+
+
+class Stalled(Transient):
+    """Nothing moves; another start, or another engine, may cure it."""
+
+
+class RunStopped(Fatal):
+    """Every row would fail the same way: a person must look at the cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a worker works with. space(bytes): raises what forbids writing so much; redone: rows of dead epochs."""
+
+    config: Config
+    wanted: Wanted
+    manifest: Manifest
+    dataset: DataSet
+    publishers: Sequence[Publisher]
+    spool: Spool
+    space: Callable[[int], None]
+    redone: int = 0
+
+
+class Worker:
+    """Made and run inside one event loop. `error`: why it stopped by itself; None when it finished or was told to."""
+
+    def __init__(self, parts: Parts, counts: Counts, clock: Callable[[], float] = time.monotonic) -> None:
+        limits = parts.config.worker
+        self.parts, self.counts, self._clock = parts, counts, clock
+        self.error: BaseException | None = None
+        self.draining = False
+        self.retries = 0  # tries that gave nothing
+        self.meter = Meter(clock())
+        self.pause = Pause(parts.space)
+        self._streak = decide.Streak(limits.stop_after_failures)
+        self._stall = decide.Stall(limits.stall_s, clock())
+        self._desk = Desk(parts.manifest, self.pause)
+        self._writers = Writers(parts.publishers)
+        self._queue = Queue(limits.concurrency, parts.spool.budget)
+        self._admission = Admission(self._queue)
+        self._reader = ThreadPoolExecutor(1, "reader")
+        self._halted = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._rows: dict[asyncio.Task[None], Claim] = {}
+        self._not_before: dict[int, float] = {}
+        self._losses: dict[int, int] = {}  # row -> connections lost under it since it was last done
+        self._live: set[wire.RequestId] = set()
+        self._sent: set[int] = set()
+        self._largest = 0  # bytes of the largest dump so far
+        self._finder: Finder | None = None
+        self._tries: Tries | None = None
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._queue.flying)
+
+    @property
+    def waits_for(self) -> str:
+        """What the work waits for now, as a sentence; "" when it moves."""
+        if self.pause.paused:
+            return self.pause.reason
+        if self._finder is not None and self._finder.reason:
+            return self._finder.reason
+        return f"the engine to answer {len(self._sent)} requests" if self._sent else ""
+
+    @property
+    def engine_away(self) -> bool:
+        return self._finder is not None and bool(self._finder.reason)
+
+    def drain(self) -> None:
+        """Send nothing more and finish what is in flight; a second call gives that up too."""
+        if self.draining:
+            for task in self._rows:
+                task.cancel()
+        self.draining = True
+        self._halted.set()
+
+    async def run(self) -> None:
+        """Until every row is settled, a drain, or an error. Every lease that is still held is given back."""
+        self._writers.start()
+        async with client.session() as http:
+            self._finder = Finder(self.parts.config.paths.run, http, self._attested)
+            self._tries = Tries(
+                self.parts.config, self.parts.wanted, http, self._finder, self.parts.spool, self._writers, self._desk,
+                self.pause, self._live, self._sent,
+            )  # fmt: skip
+            side = [asyncio.create_task(self._guard(job)) for job in (self._watch, self._sweep_late, self._poll_space)]
+            try:
+                await self._guard(self._feed)
+                await self._finish()
+            finally:
+                for task in side:
+                    task.cancel()
+
+    async def _guard(self, job: Callable[[], Coroutine[object, object, None]]) -> None:
+        """Run a coroutine function; what it raises stops the worker and is kept for the caller."""
+        try:
+            await job()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # noqa: BLE001  # kept in `error`, raised by whoever called `run`
+            self._halt(error)
+
+    def _halt(self, error: BaseException) -> None:
+        self.error = self.error or error
+        self._halted.set()
+        self._changed.set()
+
+    async def _poll_space(self) -> None:
+        await self.pause.poll(lambda: 2 * self._largest)
+
+    # Feeding: from the manifest to tasks.
+
+    async def _feed(self) -> None:
+        window = WINDOW * self.parts.config.worker.concurrency
+        while not self._halted.is_set():
+            room = window - len(self._rows)
+            claims: list[Claim] = []
+            if room * 4 >= window:
+                claims = await self._desk.do(self.parts.manifest.claim, room)
+            for claim in claims:
+                task = asyncio.create_task(self._guard(functools.partial(self._row, claim)))
+                self._rows[task] = claim
+                task.add_done_callback(self._ended)
+            if not claims and not self._rows:
+                self.counts = await self._desk.do(self.parts.manifest.counts)
+                if self.counts.finished:
+                    return
+            self._changed.clear()
+            await self._wait(self._changed, IDLE_S)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():  # a cancelled row keeps its lease until `_finish` gives it back
+            self._rows.pop(task, None)
+        self._changed.set()
+
+    async def _finish(self) -> None:
+        """Drain within the bound, or cancel at once; then give back what is still leased."""
+        rows = set(self._rows)
+        going = {task for task in rows if self.error is None and self._rows[task].row in self._sent}
+        for task in rows - going:
+            task.cancel()
+        if going:
+            await asyncio.wait(going, timeout=self.parts.config.worker.drain_s)
+        for task in going:
+            task.cancel()
+        if rows:
+            await asyncio.wait(rows, timeout=GIVE_UP_S)
+        left = list(self._rows.values())
+        if left and not self.pause.paused:
+            await self._desk.do(self.parts.manifest.release, left)
+        self.counts = await self._desk.do(self.parts.manifest.counts)
+
+    @staticmethod
+    async def _wait(event: asyncio.Event, seconds: float) -> None:
+        try:
+            await asyncio.wait_for(event.wait(), seconds)
+        except TimeoutError:
+            return
+
+    # One row.
+
+    async def _row(self, claim: Claim) -> None:
+        await self._backoff(claim.row)
+        sample = await self._read(claim)
+        if sample is None:
+            return
+        size = self.parts.wanted.layout(sample.tokens).total
+        lone = decide.alone(self._losses.get(claim.row, 0))
+        try:
+            async with self._admission.admitted(size, alone=lone):
+                await self.pause.clear()
+                assert self._tries is not None
+                result = await self._tries.run(claim, sample)
+        except TooLarge as error:
+            result = Failure(Kind.refused, "spool", f"{error}; raise spool.budget_mib")
+        if isinstance(result, Failure):
+            await self._failed(claim, result)
+        else:
+            self._done(claim, result, size)
+
+    async def _backoff(self, row: int) -> None:
+        left = self._not_before.pop(row, 0.0) - self._clock()
+        if left > 0:
+            await asyncio.sleep(left)
+
+    async def _read(self, claim: Claim) -> Sample | None:
+        """The row's content. None: it is settled, or the worker stops since the data set was edited under it."""
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._reader, self.parts.dataset.read, claim.row, claim.hint)
+        if isinstance(found, BadRow) or found.digest != claim.digest:
+            path = self.parts.dataset.path
+            await self._desk.do(self.parts.manifest.release, [claim])
+            raise Stalled(f"cannot go on: row {claim.row} of {path} was edited while the worker runs; start it again")
+        return found
+
+    def _done(self, claim: Claim, done: Done, size: int) -> None:
+        now = self._clock()
+        self.meter.add(now, claim.tokens, done.size)
+        self._stall.progress(now)
+        self._streak.success()
+        self._losses.pop(claim.row, None)
+        self._largest = max(self._largest, size)
+
+    async def _failed(self, claim: Claim, failure: Failure) -> None:
+        limits, manifest = self.parts.config.worker, self.parts.manifest
+        self.retries += 1
+        if failure.kind is Kind.lost:
+            self._losses[claim.row] = self._losses.get(claim.row, 0) + 1
+        losses = self._losses.get(claim.row, 0)
+        verdict = decide.after(failure, claim.charged, losses, limits.attempts, limits.backoff_s)
+        if not isinstance(verdict, Retry):
+            self._losses.pop(claim.row, None)
+        _log.warning("try failed", row=claim.row, sample=claim.name, code=failure.code, reason=failure.reason)
+        where = (claim.row, claim.lease, failure.code)
+        if isinstance(verdict, Fail):
+            await self._desk.do(manifest.fail, *where, verdict.reason)
+            self._stall.progress(self._clock())  # a settled row is progress, the streak has its own rule
+        elif isinstance(verdict, Stop):
+            await self._desk.do(manifest.retry, *where, failure.reason, charge=False)
+            raise RunStopped(f"cannot go on: {verdict.cause}")
+        else:
+            self._not_before[claim.row] = self._clock() + verdict.wait_s
+            await self._desk.do(manifest.retry, *where, failure.reason, charge=verdict.charge)
+        stop = self._streak.failure(claim.row, claim.charged, failure)
+        if stop is not None:
+            raise RunStopped(f"cannot go on: {stop.cause}")
+
+    # Beside the rows.
+
+    async def _watch(self) -> None:
+        """The stall rule: every wait above ends here at the latest."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            idle = self.pause.paused or (not self._rows and not self.counts.open) or self._halted.is_set()
+            stop = self._stall.look(self._clock(), idle=idle, waits_for=self.waits_for or "the data set")
+            if stop is not None:
+                raise Stalled(f"cannot go on: {stop.cause}")
+
+    async def _sweep_late(self) -> None:
+        while True:
+            await asyncio.sleep(LATE_S)
+            self.parts.spool.discard_others(self._live)
+
+    def _attested(self, attest: wire.Attest) -> None:
+        """A rank says how it captures. Raises RunStopped when that is not what this run needs."""
+        wanted = self.parts.wanted
+        pairs = (
+            ("spool", str(self.parts.spool.root), attest.spool),
+            ("layers", wanted.layers, attest.layers),
+            ("norm", wanted.norm, attest.norm),
+            ("dtype", wanted.dtype, attest.dtype),
+            ("hidden", wanted.hidden, attest.hidden),
+            ("layout", wanted.interleaved, attest.interleaved),
+        )
+        for name, mine, theirs in pairs:
+            if mine != theirs:
+                raise RunStopped(
+                    f"cannot use engine {attest.launch}: its capture has {name} {theirs}, this run needs {mine}; "
+                    "stop it and start it with hs-extract serve and this configuration"
+                )
+
+    def shutdown(self) -> None:
+        """Let go of the threads. One that hangs in the kernel is left behind."""
+        for part in (self._writers, self._desk, self.pause):
+            part.shutdown()
+        self._reader.shutdown(wait=False, cancel_futures=True)
