@@ -214,7 +214,8 @@ def attest_name(attest: Attest) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DumpError:
-    """Why a sample has no dump: the content of an error file. `code`: "capture", "spool-full", "stalled", "states"."""
+    """Why a sample has no dump: the content of an error file. `code`: "capture", "spool-full", "stalled", "states"
+    (rows of this sample lack), "layers" (a layer or the final state lacks, so it will in every sample)."""
 
     rid: str
     code: str

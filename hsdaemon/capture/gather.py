@@ -64,14 +64,14 @@ def runs(pieces: Sequence[Piece]) -> list[tuple[int, int, int]]:
 def check(final: Any, aux: Any, rows: int, shape: Shape) -> list[torch.Tensor]:
     """The aux states as one tensor per layer. rows: what the batch holds. Raises SampleFailed when something lacks."""
     if not isinstance(final, torch.Tensor):
-        raise SampleFailed("states", "the engine handed on no final state")
+        raise SampleFailed("layers", "the engine handed on no final state")
     if aux is None:
-        raise SampleFailed("states", "the engine handed on no aux states: the layers are not marked")
+        raise SampleFailed("layers", "the engine handed on no aux states: the layers are not marked")
     packed = [aux] if isinstance(aux, torch.Tensor) else list(aux)
     layers = [part for tensor in packed for part in torch.split(tensor, shape.hidden, dim=-1)]
     if len(layers) != shape.aux or any(part.shape[-1] != shape.hidden for part in (*layers, final)):
         widths = [tensor.shape[-1] for tensor in (*packed, final)]
-        raise SampleFailed("states", f"{shape.aux} aux states and one of {shape.hidden} columns are due, not {widths}")
+        raise SampleFailed("layers", f"{shape.aux} aux states and one of {shape.hidden} columns are due, not {widths}")
     short = min(tensor.shape[0] for tensor in (*layers, final))
     if short < rows:
         raise SampleFailed("states", f"{short} rows came for {rows} tokens")

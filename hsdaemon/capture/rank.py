@@ -116,11 +116,11 @@ class Rank:
         """The layers in effect are still the ones that were set: something may have set others after the load."""
         said = self.attestor.said
         if said.stage == "broken":
-            raise SampleFailed("states", said.last_error or "the capture is broken")
+            raise SampleFailed("layers", said.last_error or "the capture is broken")
         loop = compat.loop_ids(self._model)
         if loop != tuple(k + 1 for k in said.layers):
             self.attestor.say(stage="broken", loop_ids=loop)
-            raise SampleFailed("states", f"the engine captures loop ids {list(loop)}, not layers {list(said.layers)}")
+            raise SampleFailed("layers", f"the engine captures loop ids {list(loop)}, not layers {list(said.layers)}")
 
     def _take(
         self, writer: Writer, pieces: list[gather.Piece], batch: compat.Batch, layers: list[Any], final: Any

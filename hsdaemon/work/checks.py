@@ -74,6 +74,6 @@ def of_error(error: wire.DumpError) -> Failure:
     reason = f"the capture says: {error.reason}"
     if error.code in ("spool-full", "stalled"):
         return Failure(Kind.pressure, error.code, reason)
-    if error.code == "states":  # a layer or the final state is missing: it will be for every row
-        return Failure(Kind.run, "states", f"{reason}; restart the engine, see its log")
+    if error.code == "layers":
+        return Failure(Kind.run, error.code, f"{reason}; restart the engine, see its log")
     return Failure(Kind.sample, error.code or "capture", reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from dataclasses import dataclass
 
 import aiohttp
@@ -17,6 +18,7 @@ from hsdaemon.data.spool import Broken, Dump, Spool
 from hsdaemon.engine.endpoint import Endpoint
 from hsdaemon.engine.releases import release
 from hsdaemon.errors import Transient
+from hsdaemon.machine.disk import BadVolume
 from hsdaemon.work import checks, client
 from hsdaemon.work.decide import Failure, Kind
 from hsdaemon.work.desk import Desk
@@ -122,10 +124,14 @@ class Tries:
                 return await self.writers.publish(sample, dump)
             except Transient as error:
                 self.pause.close(error)
+            except BadVolume as error:
+                if error.errno == errno.EIO:  # data were lost: a person must look
+                    raise
+                self.pause.close(error)
 
 
 def _of_rejection(rejected: Rejected) -> Failure:
-    """A layer that is zero in a whole sample was never captured: it will be for every row."""
-    if rejected.code == "zero-layer":
-        return Failure(Kind.run, rejected.code, f"row {rejected.row}: {rejected.detail}; the capture lacks a layer")
+    """Other layers, or a layer that is zero in a whole sample, was never captured: it will be for every row."""
+    if rejected.code in ("zero-layer", "run"):
+        return Failure(Kind.run, rejected.code, f"row {rejected.row}: {rejected.detail}; the capture lacks it")
     return Failure(Kind.sample, rejected.code, rejected.detail)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -54,7 +54,7 @@ class Parts:
     wanted: Wanted
     manifest: Manifest
     dataset: DataSet
-    publishers: Sequence[Publisher]
+    publisher: Publisher
     spool: Spool
     space: Callable[[int], None]
     redone: int = 0
@@ -74,7 +74,7 @@ class Worker:
         self._streak = decide.Streak(limits.stop_after_failures)
         self._stall = decide.Stall(limits.stall_s, clock())
         self._desk = Desk(parts.manifest, self.pause)
-        self._writers = Writers(parts.publishers)
+        self._writers = Writers(parts.publisher, limits.writer_threads)
         self._queue = Queue(limits.concurrency, parts.spool.budget)
         self._admission = Admission(self._queue)
         self._reader = ThreadPoolExecutor(1, "reader")

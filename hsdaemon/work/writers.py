@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -24,18 +23,17 @@ class _Item:
 
 
 class Writers:
-    """One thread and one publisher each; a thread that hangs in the kernel holds up nobody but its own samples."""
+    """A thread that hangs in the kernel holds up nobody but its own samples."""
 
-    def __init__(self, publishers: Sequence[Publisher]) -> None:
-        self._publishers = publishers
-        self._pools = [ThreadPoolExecutor(1, f"writer-{i}") for i in range(len(publishers))]
+    def __init__(self, publisher: Publisher, threads: int) -> None:
+        self._publisher = publisher
+        self._pools = [ThreadPoolExecutor(1, f"writer-{i}") for i in range(threads)]
         self._queue: deque[_Item] = deque()
         self._filled = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        pairs = zip(self._publishers, self._pools, strict=True)
-        self._tasks = [asyncio.create_task(self._serve(publisher, pool)) for publisher, pool in pairs]
+        self._tasks = [asyncio.create_task(self._serve(pool)) for pool in self._pools]
 
     async def publish(self, sample: Sample, dump: Dump) -> Published | Rejected:
         """Durable when this returns. Raises what Publisher.publish raises."""
@@ -44,7 +42,7 @@ class Writers:
         self._filled.set()
         return await item.result
 
-    async def _serve(self, publisher: Publisher, pool: ThreadPoolExecutor) -> None:
+    async def _serve(self, pool: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await self._filled.wait()
@@ -54,7 +52,7 @@ class Writers:
                 continue
             pairs = [(item.sample, item.dump.path) for item in group]
             try:
-                results = await loop.run_in_executor(pool, publisher.publish_many, pairs)
+                results = await loop.run_in_executor(pool, self._publisher.publish_many, pairs)
             except Exception as error:  # noqa: BLE001  # every sample of the group must hear of it, and raises it
                 for item in group:
                     if not item.result.done():
