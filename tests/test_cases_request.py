@@ -1,0 +1,283 @@
+"""Faults between request and dump: every row is accounted for, nothing wrong is stored, nobody innocent pays."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from fake_engine import Fault
+from rig import Rig, rows
+
+from hsdaemon import wire
+from hsdaemon.errors import Fatal
+from hsdaemon.work.worker import RunStopped, Stalled, Worker
+
+
+def rig(tmp_path: Path, lengths: list[int], **worker: object) -> Rig:
+    return Rig(tmp_path, rows(lengths), {"worker": worker} if worker else {})
+
+
+def test_the_whole_job_is_done_and_every_state_is_where_it_belongs(tmp_path: Path) -> None:
+    job = rig(tmp_path, [1, 2, 3, 511, 512, 513, 1500, *range(4, 40)])
+    with job.engine() as engine:
+        worker = job.work()
+    assert worker.error is None
+    job.check_files()
+    assert set(engine.requests.values()) == {1}
+    assert engine.duplicates == 0
+    assert 1 < engine.peak_live <= 8
+
+
+def test_rr_01_rows_without_an_answer_are_tried_again_then_failed_by_name(tmp_path: Path) -> None:
+    job = rig(tmp_path, [5] * 12, dump_timeout_s=0.2)
+    with job.engine({3: Fault("no_dump"), 9: Fault("no_dump")}) as engine:
+        job.work()
+    job.check_files(missing=[3, 9])
+    assert job.counts().failed == 2
+    assert set(job.reasons()) == {3, 9}
+    assert job.reasons()[3][0] == "no-dump"
+    assert engine.requests[3] == engine.requests[9] == 3
+
+
+def test_rr_02_swapped_replies_of_equal_length_are_both_rejected(tmp_path: Path) -> None:
+    job = rig(tmp_path, [6] * 10)
+    with job.engine({2: Fault("swap", 1, other=5), 5: Fault("swap", 1, other=2)}) as engine:
+        worker = job.work()
+    assert worker.retries == 2
+    assert engine.requests[2] == engine.requests[5] == 2
+    job.check_files()
+
+
+@pytest.mark.parametrize("change", ["wrong_rid", "wrong_count", "other_ids", "garbage", "other_launch"])
+def test_rr_02_id_and_tokens_must_both_match(tmp_path: Path, change: str) -> None:
+    job = rig(tmp_path, [6] * 6)
+    with job.engine({2: Fault(change, 1)}) as engine:
+        worker = job.work()
+    assert worker.retries == 1
+    assert engine.requests[2] == 2
+    job.check_files()
+
+
+def test_rr_03_a_cached_prefix_is_a_length_mismatch(tmp_path: Path) -> None:
+    job = rig(tmp_path, [120] * 4)
+    shared = job.data[0][:100]
+    job.data[1] = shared + job.data[1][100:]
+    job.write_data()
+    with job.engine({0: Fault("cached", count=100), 1: Fault("prefix", count=100)}):
+        job.work()
+    job.check_files(missing=[0, 1])
+    assert job.reasons()[0][0] == "cached"
+    assert job.reasons()[1][0] == "dump-length"
+
+
+@pytest.mark.parametrize("kind", ["last_chunk", "last_chunk_only"])
+def test_rr_04_only_the_last_chunk_is_rejected(tmp_path: Path, kind: str) -> None:
+    job = rig(tmp_path, [63, 64, 65, 127, 128, 129])
+    faults = {row: Fault(kind, count=n % 64 or 64) for row, n in enumerate([63, 64, 65, 127, 128, 129])}
+    with job.engine(faults):
+        job.work()
+    job.check_files(missing=[2, 3, 4, 5])
+    assert {code for code, _ in job.reasons().values()} <= {"dump-cover", "cover", "dump-length"}
+
+
+@pytest.mark.parametrize("count", [-1, 1])
+def test_rr_05_one_row_too_few_or_too_many_is_rejected(tmp_path: Path, count: int) -> None:
+    job = rig(tmp_path, [10] * 4)
+    with job.engine({1: Fault("rows", count=count)}):
+        job.work()
+    job.check_files(missing=[1])
+    assert job.reasons()[1][0] == "dump-length"
+
+
+def test_rr_06_a_late_dump_is_waited_for_within_bounds(tmp_path: Path) -> None:
+    job = rig(tmp_path, [10] * 6, dump_timeout_s=1.0)
+    with job.engine({1: Fault("late", seconds=0.4), 2: Fault("never", 1)}) as engine:
+        job.work()
+    job.check_files()
+    assert engine.requests[1] == 1
+    assert engine.requests[2] == 2
+
+
+def test_rr_07_a_timeout_is_tried_again_then_a_tombstone_with_its_reason(tmp_path: Path) -> None:
+    job = rig(tmp_path, [10] * 6, request_timeout_s=0.3)
+    with job.engine({4: Fault("slow", seconds=2)}) as engine:
+        job.work()
+    job.check_files(missing=[4])
+    assert job.reasons()[4] == ("timeout", "no reply within 0.3 s (try 3 of 3)")
+    assert engine.requests[4] == 3
+
+
+def test_rr_08_states_in_the_reply_are_refused_with_the_cause(tmp_path: Path) -> None:
+    job = rig(tmp_path, [10] * 6)
+    with job.engine({"*": Fault("states_in_reply")}):
+        worker = job.work()
+    assert isinstance(worker.error, RunStopped)
+    assert "hs-extract serve" in str(worker.error)
+    assert job.counts().failed == 0
+
+
+def test_rr_09_no_two_live_ids_are_equal(tmp_path: Path) -> None:
+    job = rig(tmp_path, [10] * 4, request_timeout_s=0.3)
+    with job.engine({1: Fault("slow", 2, seconds=1.5)}) as engine:
+        job.work()
+    job.check_files()
+    assert engine.requests[1] == 3
+    assert engine.duplicates == 0
+    assert len(set(engine.rids)) == len(engine.rids)
+
+
+def test_rr_10_ids_are_of_one_width_and_none_is_a_prefix_of_another(tmp_path: Path) -> None:
+    job = rig(tmp_path, [3] * 120)
+    with job.engine() as engine:
+        job.work()
+    assert {len(rid) for rid in engine.rids} == {len(str(wire.RequestId("0" * 16, 1, 1, 1)))}
+    assert len(set(engine.rids)) == 120
+
+
+def test_rr_11_a_refusal_is_not_tried_again_and_keeps_the_servers_words(tmp_path: Path) -> None:
+    job = rig(tmp_path, [10] * 6)
+    with job.engine({2: Fault("status", status=400, text="ids beyond the vocabulary")}) as engine:
+        job.work()
+    job.check_files(missing=[2])
+    assert engine.requests[2] == 1
+    assert job.reasons()[2] == ("refused", "the engine refused it with 400: ids beyond the vocabulary")
+
+
+@pytest.mark.parametrize("kind", ["reset", "half"])
+def test_rr_12_a_broken_reply_is_sent_once_more_and_charged_to_nobody(tmp_path: Path, kind: str) -> None:
+    job = rig(tmp_path, [10] * 8, attempts=1)
+    with job.engine({3: Fault(kind, 1)}) as engine:
+        job.work()
+    job.check_files()
+    assert engine.requests[3] == 2
+    assert sum(engine.requests.values()) == 9
+
+
+def test_rr_12_a_dead_engine_costs_its_rows_nothing_and_the_next_one_is_found(tmp_path: Path) -> None:
+    job = rig(tmp_path, [10] * 40, attempts=1)
+    engine = job.engine({20: Fault("die", 1)}, latency_s=0.05)
+
+    async def restart(_: Worker) -> None:
+        await asyncio.to_thread(engine.died.wait, 20)
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(engine.restart, "hs-second")
+
+    with engine:
+        worker = job.work(restart)
+    assert worker.error is None
+    job.check_files()
+    assert job.counts().failed == 0
+    assert all(n <= 2 for n in engine.requests.values())
+    assert sum(n == 2 for n in engine.requests.values()) <= 8
+
+
+def test_en_12_the_row_that_kills_the_engine_is_found_and_its_neighbours_are_done(tmp_path: Path) -> None:
+    job = rig(tmp_path, [10] * 20, attempts=1)
+    engine = job.engine({7: Fault("die")}, latency_s=0.02)
+    deaths = 0
+
+    async def keep_alive(worker: Worker) -> None:
+        nonlocal deaths
+        while job.counts().open:
+            if engine.died.is_set():
+                deaths += 1
+                await asyncio.sleep(0.2)
+                await asyncio.to_thread(engine.restart, f"hs-{deaths}")
+            await asyncio.sleep(0.02)
+
+    with engine:
+        worker = job.work(keep_alive)
+    assert worker.error is None
+    job.check_files(missing=[7])
+    assert job.reasons()[7][0] == "engine-lost"
+    assert engine.requests[7] == 3
+
+
+def test_503_and_429_cost_nothing(tmp_path: Path) -> None:
+    job = rig(tmp_path, [10] * 6, attempts=1)
+    with job.engine({1: Fault("status", 1, status=503, text="busy"), 2: Fault("status", 1, status=429)}) as engine:
+        job.work()
+    job.check_files()
+    assert engine.requests[1] == engine.requests[2] == 2
+
+
+def test_500_is_tried_again(tmp_path: Path) -> None:
+    job = rig(tmp_path, [10] * 6)
+    with job.engine({1: Fault("status", 1, status=500, text="oops")}) as engine:
+        job.work()
+    job.check_files()
+    assert engine.requests[1] == 2
+
+
+def test_en_06_an_engine_that_answers_nothing_is_a_stall_with_the_wait_named(tmp_path: Path) -> None:
+    job = rig(tmp_path, [10] * 20, stall_s=1.5, request_timeout_s=60)
+    with job.engine(hang_after=5) as engine:
+        worker = job.work()
+    assert isinstance(worker.error, Stalled)
+    assert "waiting for the engine to answer" in str(worker.error)
+    counts = job.counts()
+    assert (counts.done, counts.failed, counts.leased) == (5, 0, 0)
+    assert engine.duplicates == 0
+
+
+def test_no_engine_is_waited_for_by_name_and_no_longer_than_the_stall_rule(tmp_path: Path) -> None:
+    job = rig(tmp_path, [10] * 3, stall_s=1.0)
+    worker = job.work()
+    assert isinstance(worker.error, Stalled)
+    assert "engine.json" in str(worker.error)
+    assert job.counts().pending == 3
+
+
+def test_another_server_on_the_port_is_not_taken_for_ours(tmp_path: Path) -> None:
+    job = rig(tmp_path, [10] * 3, stall_s=1.0)
+    with job.engine() as engine:
+        path = tmp_path / "run" / "engine.json"
+        fields = json.loads(path.read_text())
+        path.write_text(json.dumps({**fields, "launch": "hs-other"}))
+        worker = job.work()
+    assert "belongs to 'hs-fake'" in str(worker.error)
+    assert not engine.requests
+
+
+def test_the_smallest_number_of_new_tokens_is_asked_for(tmp_path: Path) -> None:
+    job = rig(tmp_path, [10])
+    with job.engine() as engine:
+        job.work()
+    (body,) = engine.bodies.values()
+    assert body["sampling_params"]["max_new_tokens"] == 0
+    assert body["input_ids"] == job.data[0]
+
+
+@pytest.mark.parametrize("kind", ["two_layers", "other_layers", "other_norm", "other_dtype", "other_hidden"])
+def test_a_dump_of_another_kind_stops_the_run_at_the_first(tmp_path: Path, kind: str) -> None:
+    job = rig(tmp_path, [10] * 30)
+    with job.engine({"*": Fault(kind)}, latency_s=0.02) as engine:
+        worker = job.work()
+    assert isinstance(worker.error, Fatal)
+    assert sum(engine.requests.values()) <= 16
+    counts = job.counts()
+    assert (counts.done, counts.failed, counts.leased) == (0, 0, 0)
+
+
+def test_ca_19_a_missing_final_state_stops_the_run_at_the_first(tmp_path: Path) -> None:
+    job = rig(tmp_path, [10] * 30)
+    with job.engine({"*": Fault("error", code="layers", text="no final state")}, latency_s=0.02):
+        worker = job.work()
+    assert isinstance(worker.error, RunStopped)
+    assert "no final state" in str(worker.error)
+
+
+def test_ca_09_an_error_of_the_capture_is_one_samples(tmp_path: Path) -> None:
+    job = rig(tmp_path, [10] * 6)
+    with job.engine({1: Fault("error", 1, text="out of buffers"), 2: Fault("error", text="broken row")}):
+        job.work()
+    job.check_files(missing=[2])
+    assert job.reasons()[2] == ("capture", "the capture says: broken row (try 3 of 3)")
+
+
+def test_ca_13_a_dump_larger_than_the_formula_is_rejected(tmp_path: Path) -> None:
+    job = rig(tmp_path, [10] * 4)
+    with job.engine({1: Fault("longer", count=4096), 2: Fault("shorter", count=4096)}):
+        job.work()
+    job.check_files(missing=[1, 2])
+    assert {job.reasons()[row][0] for row in (1, 2)} == {"dump-size"}
