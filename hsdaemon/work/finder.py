@@ -31,7 +31,7 @@ class Finder:
         self,
         run: str,
         http: aiohttp.ClientSession,
-        attested: Callable[[wire.Attest], None],
+        attested: Callable[[wire.Attest], None] = lambda _: None,
         poll_s: float = POLL_S,
     ) -> None:
         self.reason = "the engine to be looked for"
@@ -108,3 +108,8 @@ class Finder:
         except OSError:
             return None
         return seen.st_ino, seen.st_mtime_ns
+
+
+def new_tokens(found: Endpoint) -> int:
+    """The smallest max_new_tokens that this release accepts: 0 is prefill only."""
+    return releases.release(found.release).min_new_tokens

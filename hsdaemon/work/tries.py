@@ -22,7 +22,7 @@ from hsdaemon.machine.disk import BadVolume
 from hsdaemon.work import checks, client
 from hsdaemon.work.decide import Failure, Kind
 from hsdaemon.work.desk import Desk
-from hsdaemon.work.finder import Finder
+from hsdaemon.work.finder import Finder, new_tokens
 from hsdaemon.work.pause import Pause
 from hsdaemon.work.writers import Writers
 
@@ -83,12 +83,11 @@ class Tries:
         raise AssertionError  # without a stop rule it goes on until it returns
 
     async def _ask(self, found: Endpoint, rid: wire.RequestId, sample: Sample) -> Failure | None:
-        known = release(found.release)
-        url = found.url + known.generate_path
+        url = found.url + release(found.release).generate_path
         self.sent.add(rid.row)
         try:
             limit = self.config.worker.request_timeout_s
-            reply = await client.generate(self.http, url, rid, sample.ids, known.min_new_tokens, limit)
+            reply = await client.generate(self.http, url, rid, sample.ids, new_tokens(found), limit)
         except (client.Absent, client.Busy) as error:
             self.sent.discard(rid.row)
             self.finder.suspect(found, str(error))
