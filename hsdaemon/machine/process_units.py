@@ -1,0 +1,203 @@
+"""The port Units without systemd: engine, proof and worker as processes of their own sessions.
+
+They outlive the supervisor, as units do: what was started is written down under `run`, and a supervisor that starts
+again finds it there. Members are found by the INVOCATION_ID in their environment, so none escapes by a new session.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from hsdaemon.core.model import Outcome, Unit, Unreadable
+from hsdaemon.machine import disk
+
+MARK = "INVOCATION_ID"  # the name that systemd uses for the same thing
+NO_SYSTEMD = Outcome("failed", "there is no systemd here that could do it")
+
+
+class Started(Struct, frozen=True):
+    """One start. `status`: as subprocess counts it, None while it runs or when its end was seen by nobody."""
+
+    invocation: str
+    pid: int
+    start_ticks: int
+    since_s: float
+    stopping: bool = False
+    status: int | None = None
+
+
+class Processes:
+    """The port Units over child processes. `commands`: unit name -> argument line; `grace_s`: from TERM to KILL."""
+
+    def __init__(self, commands: Mapping[str, Sequence[str]], run: Path, grace_s: float = 90.0) -> None:
+        self._commands = commands
+        self._folder = run / "units"
+        self._grace_s = grace_s
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def read(
+        self,
+        names: Sequence[str],
+        patterns: Sequence[str] = (),  # noqa: ARG002  # nothing of others is known here
+    ) -> tuple[Unit, ...] | Unreadable:
+        try:
+            return tuple(self._unit(name) for name in names)
+        except OSError as error:
+            return Unreadable("units", f"cannot read /proc: {error}")
+
+    def start(self, name: str, after: str) -> Outcome:
+        if name not in self._commands:
+            return NO_SYSTEMD
+        unit = self._unit(name)
+        if unit.up or unit.invocation != after:
+            return Outcome("moved-on", f"{name} is {unit.active}, invocation {unit.invocation or 'none'}")
+        if unit.pids:
+            return Outcome("failed", f"{name} has left-over processes {unit.pids}: a start would add a second copy")
+        invocation = secrets.token_hex(16)
+        try:
+            child = self._spawn(self._commands[name], invocation)
+            self._write(name, Started(invocation, child.pid, start_ticks(child.pid), time.monotonic()))
+        except OSError as error:
+            return Outcome("failed", f"cannot start {name}: {error}")
+        self._children[name] = child
+        return Outcome("done")
+
+    def stop(self, name: str, invocation: str) -> Outcome:
+        """TERM to the main process alone; after the grace, KILL to all that is left."""
+        started = self._started(name)
+        if started is None:
+            return NO_SYSTEMD if name not in self._commands else Outcome("moved-on", f"{name} never ran")
+        if started.invocation != invocation:
+            return Outcome("moved-on", f"another start of {name} runs")
+        self._write(name, msgspec.structs.replace(started, stopping=True))
+        _signal(started.pid, started.start_ticks, signal.SIGTERM)
+        timer = threading.Timer(self._grace_s, lambda: _kill_members(invocation))
+        timer.daemon = True
+        timer.start()
+        return Outcome("done")
+
+    def kill(self, name: str, invocation: str, pids: Sequence[int]) -> Outcome:
+        started = self._started(name)
+        if started is None or started.invocation != invocation:
+            return Outcome("moved-on", f"another start of {name} runs")
+        hit = _kill_members(invocation, pids)
+        return Outcome("done") if hit else Outcome("moved-on", f"none of {tuple(pids)} is in {name} any more")
+
+    def lease(self, name: str, file_state: str, was_up: bool) -> Outcome:  # noqa: ARG002  # the port's signature
+        return NO_SYSTEMD
+
+    def disable(self, name: str) -> Outcome:  # noqa: ARG002
+        return NO_SYSTEMD
+
+    def release(self, name: str) -> Outcome:  # noqa: ARG002
+        return Outcome("done")  # nothing can be leased here
+
+    def _spawn(self, command: Sequence[str], invocation: str) -> subprocess.Popen[bytes]:
+        environ = {**os.environ, MARK: invocation}
+        environ.pop("NOTIFY_SOCKET", None)
+        return subprocess.Popen(
+            list(command), env=environ, stdin=subprocess.DEVNULL, start_new_session=True, close_fds=True
+        )
+
+    def _unit(self, name: str) -> Unit:
+        if name not in self._commands:
+            return Unit(name, load="not-found")
+        started = self._reaped(name)
+        if started is None:
+            return Unit(name)
+        pids = members(started.invocation)
+        alive = started.pid in pids and start_ticks(started.pid) == started.start_ticks
+        active, result, status = _state(started, alive)
+        return Unit(
+            name,
+            active=active,
+            sub="running" if alive else "dead",
+            invocation=started.invocation,
+            main_pid=started.pid if alive else 0,
+            pids=pids,
+            since_s=started.since_s,
+            result=result,
+            status=status,
+        )
+
+    def _reaped(self, name: str) -> Started | None:
+        """What was started last, with its exit status as soon as that is known."""
+        started, child = self._started(name), self._children.get(name)
+        if started is None or child is None or child.pid != started.pid or child.poll() is None:
+            return started
+        del self._children[name]
+        ended = msgspec.structs.replace(started, status=child.returncode, since_s=time.monotonic())
+        self._write(name, ended)
+        return ended
+
+    def _started(self, name: str) -> Started | None:
+        """None when it never ran in this boot: `run` is gone after a reboot."""
+        with contextlib.suppress(msgspec.MsgspecError):
+            data = disk.read(self._folder / f"{name}.json")
+            return None if data is None else msgspec.json.decode(data, type=Started)
+        return None
+
+    def _write(self, name: str, started: Started) -> None:
+        disk.make_folder(self._folder)
+        disk.replace(self._folder / f"{name}.json", msgspec.json.encode(started), 0o644)
+
+
+def _state(started: Started, alive: bool) -> tuple[str, str, int]:
+    """ActiveState, Result and status, as systemd would say them."""
+    if alive:
+        return ("deactivating" if started.stopping else "active"), "success", 0
+    status = started.status or 0
+    if status == 0 or (started.stopping and status == -signal.SIGTERM):
+        return "inactive", "success", 0
+    return "failed", ("signal" if status < 0 else "exit-code"), abs(status)
+
+
+def start_ticks(pid: int) -> int:
+    """Field 22 of /proc/pid/stat, 0 when the process is gone or a zombie."""
+    try:
+        state, *rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return 0
+    return 0 if state in "ZX" else int(rest[18])
+
+
+def members(invocation: str) -> tuple[int, ...]:
+    """Every living process that was started with this INVOCATION_ID."""
+    wanted = f"{MARK}={invocation}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                if wanted in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                    found.append(int(entry))
+    return tuple(sorted(pid for pid in found if start_ticks(pid)))
+
+
+def _signal(pid: int, ticks: int, number: int) -> bool:
+    """Through a pidfd, after the start time was read again."""
+    with contextlib.suppress(OSError):
+        fd = os.pidfd_open(pid)
+        try:
+            if start_ticks(pid) == ticks:
+                signal.pidfd_send_signal(fd, number)
+                return True
+        finally:
+            os.close(fd)
+    return False
+
+
+def _kill_members(invocation: str, only: Sequence[int] | None = None) -> bool:
+    """KILL the members (of `only`). True when one was there."""
+    hit = [_signal(pid, start_ticks(pid), signal.SIGKILL) for pid in members(invocation) if only is None or pid in only]
+    return any(hit)
