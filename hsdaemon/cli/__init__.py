@@ -19,8 +19,15 @@ from hsdaemon.machine import log
 
 # Verb and its one line of help; the module is hsdaemon.cli.<verb> with "-" as "_".
 VERBS: dict[str, str] = {
+    "init": "write a configuration and mark the volume",
+    "check": "find out what is wrong before anything starts",
     "serve": "start SGLang with the capture",
     "prove": "show that the running engine can be trusted with this output",
+    "status": "how far the work is",
+    "errors": "list the rows that failed or were skipped, and why",
+    "retry": "revive failed rows",
+    "verify": "compare the stored files with the manifest",
+    "scan": "make the manifest from the files alone",
     "patch": "show, apply or revert the capture's lines in SGLang's sources",
     "prepare": "turn chats into a data set with the model's own tokenizer and chat template",
     "completion": "print the shell completion: hs-extract completion bash",

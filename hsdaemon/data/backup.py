@@ -28,6 +28,11 @@ def manifest_path(config: Config) -> Path:
     return manifest_folder(config) / MANIFEST_NAME
 
 
+def ballast_path(config: Config) -> Path:
+    """The file that is given up on a full disk, so that the manifest can still commit."""
+    return manifest_folder(config) / "ballast"
+
+
 def backup_path(config: Config) -> Path:
     """Its name tells the output, so that several can share a folder."""
     which = xxhash.xxh3_64_hexdigest(config.output.path.encode())

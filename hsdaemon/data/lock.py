@@ -78,6 +78,16 @@ def _sign(fd: int) -> None:
         return
 
 
+def living_holder(folder: Path) -> int | None:
+    """Pid of the worker that wrote itself down and still runs, for `status`; never touches the lock."""
+    try:
+        who = json.loads((folder / LOCK_NAME).read_bytes()[:4096])
+        pid, ticks, boot = int(who["pid"]), int(who["start_ticks"]), str(who["boot_id"])
+        return pid if boot == boot_id() and start_ticks(pid) == ticks else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def _holder(fd: int) -> str:
     try:
         who = json.loads(os.pread(fd, 4096, 0))
