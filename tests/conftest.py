@@ -9,9 +9,17 @@ from pathlib import Path
 import engines
 import fake_nvml
 import pytest
+import structlog
 from sdbox import Box
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(autouse=True)
+def fresh_logging() -> Iterator[None]:
+    """A verb called in this process binds the log to a stream that is closed by the next test."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")
