@@ -59,6 +59,14 @@ N ?= 50
 test-kill: $(READY) ## worker killed N=50 times at random instants, engine N/5 times: nothing lost, twice or corrupt
 	@$(PY) bench/kill.py --kills $(N)
 
+.PHONY: patch-check
+patch-check: $(READY) ## every patch on the released files of its SGLang: applies, compiles, reverts byte for byte
+	@$(PY) -m bench.patch_check $(RELEASES)
+
+.PHONY: engines-check
+engines-check: $(READY) ## real servers of four releases, three of them without plugins: states equal transformers
+	@$(PY) -m bench.engines $(RELEASES)
+
 .PHONY: bench-%
 bench-%: $(READY) ## a measurement, bench/NAME.py: make bench-write, make bench-manifest
 	@$(PY) bench/$*.py $(ARGS)

@@ -33,11 +33,20 @@ NAME = """\
 
 def main() -> None:
     release, folder = sys.argv[1], Path(sys.argv[2])
-    old = {path: diff.decode((folder / path).read_bytes()) for path in (SCHEDULER, BATCH)}
+    Path(__file__).with_name(f"sglang-{release}.diff").write_text(make(release, folder))
+
+
+def make(release: str, folder: Path) -> str:
+    """The patch of the release whose package is in `folder`."""
+    return patch_text(release, {path: diff.decode((folder / path).read_bytes()) for path in (SCHEDULER, BATCH)})
+
+
+def patch_text(release: str, old: dict[str, str]) -> str:
+    """The patch of the release with these files."""
     new = {SCHEDULER: _arm(old[SCHEDULER])}
     if "rids" not in old[BATCH]:
         new[BATCH] = _name(old[BATCH])
-    Path(__file__).with_name(f"sglang-{release}.diff").write_text(_patch(release, old, new))
+    return _patch(release, old, new)
 
 
 def _arm(text: str) -> str:

@@ -74,7 +74,7 @@ def finish(folder: Path) -> bool:
 
 def sweep(folder: Path, names: Iterable[str]) -> None:
     """Remove drafts of a change that was never decided. Raises OSError."""
-    for draft in [_draft(folder / name) for name in names]:
+    for draft in [_draft(folder / name) for name in (JOURNAL, *names)]:
         if draft.exists():  # unlink alone fails on a read-only file system even where nothing is there
             draft.unlink()
 
@@ -85,8 +85,7 @@ def pending(folder: Path) -> bool:
 
 
 def _decide(folder: Path, digests: dict[str, list[str]]) -> None:
-    draft = folder / f"{JOURNAL}.draft"
-    draft.unlink(missing_ok=True)
+    draft = _draft(folder / JOURNAL)
     _write(draft, json.dumps(digests).encode(), None)
     draft.rename(folder / JOURNAL)
     disk.sync_folder(folder)  # a crash before it: decided or not, both are understood

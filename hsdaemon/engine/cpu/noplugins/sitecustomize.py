@@ -1,6 +1,6 @@
 """The CPU fix-ups for SGLang 0.5.5 to 0.5.10, which load no plugins.
 
-Python imports this by itself when its folder is on PYTHONPATH. It waits for two modules of SGLang and changes them as
+Python imports this by itself when its folder is on PYTHONPATH. It waits for some modules of SGLang and changes them as
 soon as they are loaded; nothing is installed and no file of SGLang changes. It does nothing unless
 ``SGLANG_USE_CPU_ENGINE=1``. From 0.5.11 on `plugin/` does the same.
 """
@@ -22,13 +22,20 @@ def _no_image_processor(module):
 
 def _mla_on_torch_native(module):
     """No MLA handler is registered for torch_native, and the one for triton fails on it; the absorbed form works."""
-    module.AttentionBackendRegistry.register("torch_native", module._dispatch_mla_subtype)
+    if hasattr(module, "_dispatch_mla_subtype"):  # to 0.5.7 in deepseek_v2, then in a module of its own
+        module.AttentionBackendRegistry.register("torch_native", module._dispatch_mla_subtype)
+
+
+def _no_torchao(module):
+    """To 0.5.8 torchao is imported even where nothing is quantised."""
+    module.apply_torchao_config_to_model = lambda model, *_a, **_k: model
 
 
 FIXES = {
     "sglang.srt.managers.tokenizer_manager": _no_image_processor,
     "sglang.srt.models.deepseek_common.attention_backend_handler": _mla_on_torch_native,
-    "sglang.srt.models.deepseek_v2": _mla_on_torch_native,  # to 0.5.7 the registry is in here
+    "sglang.srt.models.deepseek_v2": _mla_on_torch_native,
+    "sglang.srt.layers.torchao_utils": _no_torchao,
 }
 
 
@@ -43,8 +50,7 @@ class _Fixed(importlib.abc.Loader):
 
     def exec_module(self, module):
         self.loader.exec_module(module)
-        if self.fix is not _mla_on_torch_native or hasattr(module, "_dispatch_mla_subtype"):
-            self.fix(module)
+        self.fix(module)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
