@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from hsdaemon.data.manifest import Counts, State, every_stored
 from hsdaemon.data.publish import Publisher
 from hsdaemon.data.rows import Limits
 from hsdaemon.data.spool import Spool, new_epoch
+from hsdaemon.data.volume import MARKER, init_volume
 from hsdaemon.work.checks import Wanted
 from hsdaemon.work.worker import Parts, Worker
 
@@ -104,6 +108,25 @@ class Rig:
         named = {str(row): fault for row, fault in (faults or {}).items()}
         return FakeEngine(self.root / "spool", self.root / "run", hidden=HIDDEN, layers=LAYERS, faults=named, **options)
 
+    def start(self, *verb: str, **popen: Any) -> subprocess.Popen[str]:
+        """`hs-extract VERB` (extract) on this job as a process of its own."""
+        if not (self.root / MARKER).exists():
+            init_volume(self.root)
+        file = self.root / "config.toml"
+        file.write_text(self.toml())
+        words = [sys.executable, "-m", "hsdaemon", *(verb or ("extract",)), "-c", str(file)]
+        env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+        return subprocess.Popen(words, stdout=-1, stderr=-1, text=True, env=env, **popen)
+
+    def extract(self, limit_s: float = 60.0) -> tuple[int, str, str]:
+        """Run it to its end: exit code, stdout, stderr."""
+        process = self.start()
+        try:
+            out, err = process.communicate(timeout=limit_s)
+        finally:
+            process.kill()
+        return process.returncode, out, err
+
     def manifest(self) -> sqlite.SqliteManifest:
         """Opened, or made with every row of the data set in it."""
         if self.manifest_path.exists():
@@ -121,15 +144,16 @@ class Rig:
         config, epoch = self.config, new_epoch()
         fmt = get_format(config.output.format)
         output = Path(config.output.path)
+        manifest.begin_epoch(epoch)
         parts = Parts(
             config=config,
             wanted=Wanted(LAYERS, config.model.norm, config.output.dtype, HIDDEN, fmt.interleaved),
+            identity=self.identity,
             manifest=manifest,
             dataset=open_dataset(config.data, Limits(VOCAB, None)),
             publisher=Publisher(output, output / "quarantine", fmt, self.identity, epoch, self.space),
             spool=Spool.open(Path(config.spool.path), epoch, config.spool.budget_mib << 20),
             space=self.space,
-            redone=manifest.begin_epoch(epoch),
         )
         return dataclasses.replace(parts, **change)
 

@@ -190,7 +190,7 @@ def test_en_12_the_row_that_kills_the_engine_is_found_and_its_neighbours_are_don
     assert worker.error is None
     job.check_files(missing=[7])
     assert job.reasons()[7][0] == "engine-lost"
-    assert engine.requests[7] == 3
+    assert 2 <= engine.requests[7] <= 3  # one may have been cut before it was read
 
 
 def test_503_and_429_cost_nothing(tmp_path: Path) -> None:

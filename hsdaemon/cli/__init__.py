@@ -22,6 +22,7 @@ VERBS: dict[str, str] = {
     "init": "write a configuration and mark the volume",
     "check": "find out what is wrong before anything starts",
     "serve": "start SGLang with the capture",
+    "extract": "run the worker: every row becomes a durable file",
     "prove": "show that the running engine can be trusted with this output",
     "status": "how far the work is",
     "errors": "list the rows that failed or were skipped, and why",

@@ -41,6 +41,8 @@ class Store:
     backups: backup.Backups
     background: ingest.Background
     _lock: lock.Lock
+    interrupted: int = 0  # rows that were in flight when the last worker ended
+    adopted: int = 0  # those of them whose file was whole already
 
     def close(self) -> None:
         """A clean stop: the log is moved into the database, the lock is free."""
@@ -85,13 +87,13 @@ def _open(config: Config, epoch: str, release: str, *, may_have_samples: bool) -
             background=ingest.Background(lambda stop: _background(config, identity, stop)),
             _lock=held,
         )
-        adopted = _adopt(store, left)
+        store.interrupted, store.adopted = freed, _adopt(store, left)
         if rebuilt:
             adopt_tree(store, unstamped=False)
     except BaseException:
         held.release()
         raise
-    log.info("the output is open", rows=manifest.counts().total, interrupted=freed, adopted=adopted)
+    log.info("the output is open", rows=manifest.counts().total, interrupted=store.interrupted, adopted=store.adopted)
     return store
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 from dataclasses import dataclass
 
@@ -43,6 +44,7 @@ class Tries:
     pause: Pause
     live: set[wire.RequestId]
     sent: set[int]
+    release: str  # of the engine, as pinned; "" = not yet
 
     async def run(self, claim: Claim, sample: Sample) -> Done | Failure:
         """The row is done and recorded, or why not. Raises LeaseLost, and what is fatal about the volume."""
@@ -79,8 +81,16 @@ class Tries:
             with attempt:
                 found = await self.finder.ready()
                 await self.pause.clear()
+                await self._pin(found)
                 return found, await self._ask(found, rid, sample)
         raise AssertionError  # without a stop rule it goes on until it returns
+
+    async def _pin(self, found: Endpoint) -> None:
+        """One output, one release of the engine. Raises IdentityMismatch."""
+        if found.release != self.release:
+            manifest = self.desk.manifest
+            await self.desk.do(lambda: manifest.pin(dataclasses.replace(manifest.identity(), release=found.release)))
+            self.release = found.release
 
     async def _ask(self, found: Endpoint, rid: wire.RequestId, sample: Sample) -> Failure | None:
         url = found.url + release(found.release).generate_path

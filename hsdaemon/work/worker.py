@@ -14,11 +14,12 @@ import structlog
 from hsdaemon import wire
 from hsdaemon.config import Config
 from hsdaemon.data.dataset import DataSet
+from hsdaemon.data.identity import RunIdentity
 from hsdaemon.data.manifest import Claim, Counts, Done, Manifest
 from hsdaemon.data.publish import Publisher
 from hsdaemon.data.sample import BadRow, Sample
 from hsdaemon.data.spool import Spool
-from hsdaemon.errors import Fatal, Transient
+from hsdaemon.errors import Fatal, HsError, Transient
 from hsdaemon.work import client, decide
 from hsdaemon.work.admission import Admission, Queue, TooLarge
 from hsdaemon.work.checks import Wanted
@@ -33,6 +34,7 @@ from hsdaemon.work.writers import Writers
 WINDOW = 2  # rows claimed and read ahead, as a multiple of worker.concurrency
 IDLE_S = 0.2  # between two looks for rows when there are none to claim
 WATCH_S = 0.5  # between two looks at stalls
+COUNT_S = 1.0
 LATE_S = 5.0  # between two looks for dumps of requests that were given up
 GIVE_UP_S = 5.0  # what is cancelled ends within this, or hangs in the kernel
 _log = structlog.get_logger()
@@ -48,16 +50,18 @@ class RunStopped(Fatal):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a worker works with. space(bytes): raises what forbids writing so much; redone: rows of dead epochs."""
+    """What a worker works with. space(bytes): takes the volume anew and raises what forbids writing so much;
+    background(): whether every row of the data set is in the manifest, raises what forbids going on."""
 
     config: Config
     wanted: Wanted
+    identity: RunIdentity
     manifest: Manifest
     dataset: DataSet
     publisher: Publisher
     spool: Spool
     space: Callable[[int], None]
-    redone: int = 0
+    background: Callable[[], bool] = lambda: True
 
 
 class Worker:
@@ -88,6 +92,7 @@ class Worker:
         self._largest = 0  # bytes of the largest dump so far
         self._finder: Finder | None = None
         self._tries: Tries | None = None
+        self._counting: asyncio.Future[Counts] | None = None
 
     @property
     def in_flight(self) -> int:
@@ -103,8 +108,12 @@ class Worker:
         return f"the engine to answer {len(self._sent)} requests" if self._sent else ""
 
     @property
-    def engine_away(self) -> bool:
-        return self._finder is not None and bool(self._finder.reason)
+    def phase(self) -> str:
+        if self.draining:
+            return "draining"
+        if self.pause.paused:
+            return "paused"
+        return "waiting" if self._finder is not None and self._finder.reason else "working"
 
     def drain(self) -> None:
         """Send nothing more and finish what is in flight; a second call gives that up too."""
@@ -121,7 +130,7 @@ class Worker:
             self._finder = Finder(self.parts.config.paths.run, http, self._attested)
             self._tries = Tries(
                 self.parts.config, self.parts.wanted, http, self._finder, self.parts.spool, self._writers, self._desk,
-                self.pause, self._live, self._sent,
+                self.pause, self._live, self._sent, self.parts.identity.release,
             )  # fmt: skip
             side = [asyncio.create_task(self._guard(job)) for job in (self._watch, self._sweep_late, self._poll_space)]
             try:
@@ -163,7 +172,7 @@ class Worker:
                 task.add_done_callback(self._ended)
             if not claims and not self._rows:
                 self.counts = await self._desk.do(self.parts.manifest.counts)
-                if self.counts.finished:
+                if self.counts.finished and self.parts.background():
                     return
             self._changed.clear()
             await self._wait(self._changed, IDLE_S)
@@ -185,10 +194,12 @@ class Worker:
             task.cancel()
         if rows:
             await asyncio.wait(rows, timeout=GIVE_UP_S)
-        left = list(self._rows.values())
-        if left and not self.pause.paused:
-            await self._desk.do(self.parts.manifest.release, left)
-        self.counts = await self._desk.do(self.parts.manifest.counts)
+        try:
+            async with asyncio.timeout(GIVE_UP_S):
+                await self._desk.do(self.parts.manifest.release, list(self._rows.values()))
+                self.counts = await self._desk.do(self.parts.manifest.counts)
+        except (TimeoutError, HsError) as error:  # the next epoch frees what this one still holds
+            _log.warning("leases are left to the next worker", rows=len(self._rows), reason=str(error))
 
     @staticmethod
     async def _wait(event: asyncio.Event, seconds: float) -> None:
@@ -267,10 +278,20 @@ class Worker:
 
     # Beside the rows.
 
+    async def count(self) -> None:
+        """Look at the counts again; a hanging disk keeps the old ones."""
+        if self._counting is None or self._counting.done():
+            self._counting = asyncio.ensure_future(self._desk.do(self.parts.manifest.counts))
+        done, _ = await asyncio.wait([self._counting], timeout=COUNT_S)
+        for task in done:
+            if not task.cancelled() and task.exception() is None:
+                self.counts = task.result()
+
     async def _watch(self) -> None:
         """The stall rule: every wait above ends here at the latest."""
         while True:
             await asyncio.sleep(WATCH_S)
+            self.parts.background()
             idle = self.pause.paused or (not self._rows and not self.counts.open) or self._halted.is_set()
             stop = self._stall.look(self._clock(), idle=idle, waits_for=self.waits_for or "the data set")
             if stop is not None:
