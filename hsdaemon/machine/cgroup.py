@@ -11,7 +11,7 @@ from pathlib import Path
 _CONTAINER = (
     re.compile(r"(?:docker|cri-containerd|crio|libpod|podman)-([0-9a-f]{64})\.scope"),
     re.compile(r"/docker/([0-9a-f]{64})"),
-    re.compile(r"/(?:lxc|lxc\.payload|lxc\.monitor)[./]([^/]+)"),
+    re.compile(r"/(?:lxc\.payload|lxc\.monitor|lxc)[./]([^/]+)"),
     re.compile(r"/kubepods[^/]*/.*?([0-9a-f]{64})"),
     re.compile(r"/machine\.slice/(?:machine-|systemd-nspawn@)(.+?)\.(?:scope|service)"),
 )
@@ -23,9 +23,9 @@ def mount() -> Path:
     return hybrid if hybrid.is_dir() else Path("/sys/fs/cgroup")
 
 
-def path_of(pid: int) -> str:
+def path_of(pid: int, proc: Path = Path("/proc")) -> str:
     """The process's path in the unified hierarchy. Raises OSError when it is gone."""
-    for line in Path(f"/proc/{pid}/cgroup").read_text(errors="replace").splitlines():
+    for line in (proc / str(pid) / "cgroup").read_text(errors="replace").splitlines():
         if line.startswith("0::"):
             return line.removeprefix("0::")
     return ""
