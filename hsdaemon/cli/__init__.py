@@ -31,6 +31,7 @@ VERBS: dict[str, str] = {
     "scan": "make the manifest from the files alone",
     "patch": "show, apply or revert the capture's lines in SGLang's sources",
     "prepare": "turn chats into a data set with the model's own tokenizer and chat template",
+    "demo": "see the main job work and survive, on this machine, without a GPU",
     "completion": "print the shell completion: hs-extract completion bash",
 }
 

@@ -177,6 +177,11 @@ class SqliteManifest(Passes):
             ingest_complete=complete,
         )
 
+    def claims(self) -> int:
+        """How often rows were claimed in all: beyond one a row, the work that was done again."""
+        found = self.one("SELECT total(tries) FROM rows")
+        return int(found[0]) if found else 0
+
     def rate(self, seconds: float) -> Rate:
         epoch = self.one("SELECT id, started, boot FROM epochs ORDER BY id DESC LIMIT 1")
         if epoch is None or epoch[2] != self._boot:

@@ -28,8 +28,6 @@ class Story(Struct, frozen=True):
     redone: int
     in_flight: int
     moved: list[int]
-    engine_kills: int
-    worker_kills: int
 
     def problems(self, verdict: Verdict) -> list[str]:
         """Every reason why this is not ok."""
