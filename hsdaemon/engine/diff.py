@@ -12,7 +12,7 @@ import dataclasses
 import enum
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from hsdaemon.errors import EngineError
 
@@ -259,8 +259,7 @@ def _fitted(rest: str, target: Target) -> tuple[str | None, str]:
     return wanted, ""
 
 
-def rests(text: str) -> Iterator[str]:
-    """SHA-256 of the file without our lines, where they can be told: what names the release by content."""
+def sha256_without_ours(text: str) -> str | None:
+    """SHA-256 of the file without our lines: names the release by content. None where our lines are not whole."""
     split = _split(text)
-    if not split.torn and not split.touched:
-        yield sha256(split.rest)
+    return None if split.torn or split.touched else sha256(split.rest)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hsdaemon.engine import swap
-from hsdaemon.engine.diff import Patch, State, Target, Verdict, decode, encode, judge, parse, rests
+from hsdaemon.engine.diff import Patch, State, Target, Verdict, decode, encode, judge, parse, sha256_without_ours
 from hsdaemon.errors import EngineError
 from hsdaemon.machine import disk
 
@@ -121,15 +121,13 @@ def _release_said(folder: Path) -> str | None:
 
 
 def _release_by_content(folder: Path) -> str | None:
-    """The release whose files these are, edits of ours aside."""
-    seen: dict[str, set[str]] = {}
-    for release in shipped():
-        patch = load(release)
-        for target in patch.targets:
-            if target.path not in seen:
-                seen[target.path] = set(rests(_text(folder / target.path) or ""))
-        if all(target.pristine in seen[target.path] for target in patch.targets):
-            return release
+    """The release whose files these are, our lines aside."""
+    patches = [load(release) for release in shipped()]
+    paths = {target.path for found in patches for target in found.targets}
+    seen = {path: sha256_without_ours(_text(folder / path) or "") for path in paths}
+    for found in patches:
+        if all(target.pristine == seen[target.path] for target in found.targets):
+            return found.release
     return None
 
 
