@@ -57,6 +57,22 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def sync_tree(folder: Path) -> None:
+    """Make a whole new tree durable: files, then the folders that name them. Raises SyncFailed, OSError."""
+    for path in folder.iterdir():
+        if path.is_symlink():
+            continue
+        if path.is_dir():
+            sync_tree(path)
+            continue
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            sync(fd)
+        finally:
+            os.close(fd)
+    sync_folder(folder)
+
+
 def make_folder(folder: Path) -> None:
     """Create `folder`, its name durable before anything is put below it. Its parent must be there: a path that went
     away with its volume is not made anew on the disk below. Raises OSError."""

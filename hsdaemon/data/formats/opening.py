@@ -100,7 +100,9 @@ def _entries(raw: mmap.mmap) -> dict[str, _Entry]:
     end = raw.rfind(b"PK\5\6", max(0, len(raw) - 65557))
     if end < 0:
         raise ValueError("it has no end of a zip archive: truncated")
-    count, size, at = struct.unpack_from("<HII", raw, end + 10)
+    count, size, at, comment = struct.unpack_from("<HIIH", raw, end + 10)
+    if end + 22 + comment != len(raw):
+        raise ValueError("bytes follow the end of its zip archive")
     if at == 0xFFFFFFFF or count == 0xFFFF:
         if raw[end - 20 : end - 16] != b"PK\6\7":
             raise ValueError("it has no zip64 locator")
