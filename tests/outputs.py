@@ -62,11 +62,15 @@ def config_for(folder: Path, rows: Sequence[object] | None = None, *, text: str 
 
 
 def ready(config: Config, epoch: str = EPOCH) -> Store:
-    """An open store whose data set is read to its end."""
+    """An open store whose data set is read to its end; what the background raises is raised here, the store closed."""
     store = open_store(config, epoch)
     store.background.start()
-    while not store.background.check():
-        store.background.join(0.05)
+    try:
+        while not store.background.check():
+            store.background.join(0.05)
+    except BaseException:
+        store.close()
+        raise
     return store
 
 

@@ -62,7 +62,13 @@ def ingest(dataset: DataSet, manifest: Passes, policy: Data, stop: Callable[[], 
         if stop():
             return False
         _require(batch, policy, dataset)
-        seen = manifest.ingest(batch, batch[-1].row + 1, end, redo_edited=policy.on_edited_row == "redo")
+        seen = manifest.ingest(
+            batch,
+            batch[-1].row + 1,
+            end,
+            redo_edited=policy.on_edited_row == "redo",
+            skip_twice=policy.on_bad_row == "skip",
+        )
         for edited in seen.edited:
             log.warning("a row was edited: it is extracted again", row=edited)
     manifest.end_scan()

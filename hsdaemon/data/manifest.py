@@ -224,11 +224,17 @@ class Manifest(Protocol):
         ...
 
     def ingest(
-        self, batch: Sequence[Sample | BadRow], end_row: int, end_hint: int, *, redo_edited: bool = True
+        self,
+        batch: Sequence[Sample | BadRow],
+        end_row: int,
+        end_hint: int,
+        *,
+        redo_edited: bool = True,
+        skip_twice: bool = True,
     ) -> Ingested:
         """Record rows of the data set and how far the pass has come (the next row and its hint). Known rows with the
         same digest stay as they are, edited ones are pending again (or EditedRow is raised for a done one), bad ones
-        skipped."""
+        skipped (or DataError is raised for a name that another row has)."""
         ...
 
     def close(self) -> None: ...

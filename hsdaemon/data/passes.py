@@ -51,13 +51,21 @@ class Passes(Database):
             self.put("scan_complete", 1)
 
     def ingest(
-        self, batch: Sequence[Sample | BadRow], end_row: int, end_hint: int, *, redo_edited: bool = True
+        self,
+        batch: Sequence[Sample | BadRow],
+        end_row: int,
+        end_hint: int,
+        *,
+        redo_edited: bool = True,
+        skip_twice: bool = True,
     ) -> Ingested:
         new = bad = 0
         edited = []
         with self.write():
             for entry in batch:
                 judged = self._twice(entry)
+                if judged is not entry and not skip_twice:
+                    raise DataError(f'cannot use {judged}; rename it, or set data.on_bad_row = "skip"')
                 old = self.one("SELECT digest, state FROM rows WHERE row = ?", (judged.row,))
                 bad += isinstance(judged, BadRow)
                 if old is None:

@@ -200,7 +200,7 @@ class SqliteManifest(Passes):
         marks = ",".join("?" * len(states))
         rows = self.all(
             "SELECT rows.row, name, state, coalesce(code, ''), coalesce(reason, ''), charged, coalesce(at, 0)"
-            f" FROM rows JOIN faults ON faults.row = rows.row WHERE faults.row > ? AND state IN ({marks})"
+            f" FROM faults CROSS JOIN rows ON rows.row = faults.row WHERE faults.row > ? AND state IN ({marks})"
             " ORDER BY faults.row LIMIT ?",
             (after, *states, limit),
         )

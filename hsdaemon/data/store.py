@@ -166,14 +166,14 @@ def open_for_scan(config: Config, epoch: str) -> Store:
 
 
 def _background(config: Config, identity: RunIdentity, stop: Callable[[], bool]) -> None:
-    """The stored files (missing or short ones are pending again), the rest of the data set, the unknown files."""
+    """The rest of the data set, the stored files (missing or short ones are pending again), the unknown ones."""
     facts = read_model(Path(config.model.path))
     dataset = open_dataset(config.data, row_limits(config, facts))
     manifest = open_manifest(backup.manifest_path(config))
     root = Path(config.output.path)
     try:
-        reconcile(root, manifest, stop, _say)
         if ingest.ingest(dataset, manifest, config.data, stop):
+            reconcile(root, manifest, stop, _say)
             Adoption(root, manifest, dataset, identity, unstamped=False).walk(stop)
     finally:
         manifest.close()
