@@ -22,6 +22,7 @@ from hsdaemon.cli.settings import add_config, load
 from hsdaemon.config import Config
 from hsdaemon.engine import argline, endpoint, environment, inplace, ports, releases
 from hsdaemon.engine.model import ModelFacts, eagle3_layers, read_model
+from hsdaemon.engine.probe import ordered_port
 from hsdaemon.errors import ConfigError, EngineError
 
 KEEP_LOGS = 20
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         return _show(argline.command(config, known, launch, config.engine.port), env)
     last = _former(config)
-    port = ports.choose(config, last)
+    port = ports.choose(config, last, ordered_port(config.paths.run))
     argv = argline.command(config, known, launch, port)
     _folders(config)
     log = _log(config, launch)

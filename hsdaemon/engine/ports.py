@@ -49,8 +49,8 @@ def owner(port: int) -> str:
     return "a process of another user or namespace"
 
 
-def choose(config: Config, last: Endpoint | None) -> int:
-    """The port to use. last: the former start of this boot, whose port is not taken again: after an unclean stop an
+def choose(config: Config, last: Endpoint | None, wanted: int | None = None) -> int:
+    """The port to use. wanted: the supervisor's choice, taken first when it is of the span; last: the former start of this boot, whose port is not taken again: after an unclean stop an
     engine on the same port may answer and then hang. Raises EngineError naming the owner when nothing is free.
     """
     engine = config.engine
@@ -60,6 +60,8 @@ def choose(config: Config, last: Endpoint | None) -> int:
     else:
         after = span.index(last.port) + 1
         candidates = span[after:] + span[:after]
+    if wanted in span:
+        candidates = [wanted, *(port for port in candidates if port != wanted)]
     taken: list[int] = []
     for port in candidates:
         busy = [p for p in plan(config, port) if not free(engine.host, p)]

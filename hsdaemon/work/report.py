@@ -99,7 +99,7 @@ class Reporter:
         """A crash leaves the old file, or a draft that nobody reads; a folder that is not there costs the file only."""
         draft = self._path.with_name(f".{FILE}.{os.getpid()}")
         try:
-            draft.write_text(json.dumps(asdict(report)))
+            draft.write_text(json.dumps({**asdict(report), "sentence": report.sentence()}))
             draft.replace(self._path)
         except OSError:
             draft.unlink(missing_ok=True)

@@ -1,0 +1,28 @@
+"""The port WorkerPort: the worker's status file, read without the worker's own modules and their weight."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hsdaemon.core import model as m
+
+FILE = "worker.json"
+
+
+class WorkerProbe:
+    """What the worker said last. A file of an earlier worker is recognised by its pid and says nothing."""
+
+    def __init__(self, run: str) -> None:
+        self._path = Path(run) / FILE
+
+    def read(self, unit: m.Unit) -> m.Worker | m.Unreadable:
+        try:
+            said = json.loads(self._path.read_bytes())
+            sentence, cause = str(said["sentence"]), str(said["stopped_by"])
+            mine = not unit.up or said["pid"] in unit.pids
+        except FileNotFoundError:
+            return m.Worker(unit)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return m.Worker(unit, said=f"its status file cannot be read: {error}")
+        return m.Worker(unit, said=sentence, detail=cause) if mine else m.Worker(unit)
