@@ -50,8 +50,10 @@ def owner(port: int) -> str:
 
 
 def choose(config: Config, last: Endpoint | None, wanted: int | None = None) -> int:
-    """The port to use. wanted: the supervisor's choice, taken first when it is of the span; last: the former start of this boot, whose port is not taken again: after an unclean stop an
-    engine on the same port may answer and then hang. Raises EngineError naming the owner when nothing is free.
+    """The port to use. wanted: the supervisor's choice, tried first. last: the former start of this boot, whose port
+    is not taken again: after an unclean stop an engine on the same port may answer and then hang.
+
+    Raises EngineError naming the owner when nothing is free.
     """
     engine = config.engine
     span = [engine.port + i for i in range(engine.port_span) if engine.port + i <= 65535]
