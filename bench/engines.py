@@ -1,8 +1,9 @@
 """`make engines-check`: real servers of several releases on the CPU, captured through the source patch.
 
-Each release gets a folder of its own with the released wheel and the pins it needs; the rest comes from this
-environment. The patch is applied, the server started with `hs-extract serve`, prompts of awkward lengths are sent with
-chunked prefill on, and every dumped state is compared with transformers and with the other releases.
+RELEASE means its patch, RELEASE:plugin the plugin with the patch taken out. Each release gets a folder of its own with
+the released wheel and the pins it needs; the rest comes from this environment. The server is started with `hs-extract
+serve`, prompts of awkward lengths are sent with chunked prefill on, and every dumped state is compared with
+transformers and with the other releases.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ budget_mib = 64
 [engine]
 device = "cpu"
 dtype = "float32"
-capture = "patch"
+capture = "{way}"
 port = {port}
 chunk_tokens = {chunk}
 max_total_tokens = 4096
@@ -67,23 +68,24 @@ log = "{work}/log"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("releases", nargs="*", default=["0.5.23", "0.5.10", "0.5.9", "0.5.8"])
+    parser.add_argument("releases", nargs="*", default=["0.5.23:plugin", "0.5.23", "0.5.10", "0.5.9", "0.5.8"])
     parser.add_argument("--port", type=int, default=31700)
     args = parser.parse_args()
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hsdaemon"
     seen: dict[tuple[str, str], list[Array]] = {}
     worst = between = 0.0
-    for n, release in enumerate(args.releases):
+    for n, named in enumerate(args.releases):
+        release, _, way = named.partition(":")
         arch = "kimi_k25" if minor(release) >= KIMI else "llama"
-        got, expected = check(home, release, arch, args.port + 20 * n)
+        got, expected = check(home, release, way or "patch", arch, args.port + 20 * n)
         error = largest(got, expected)
-        print(f"{release} {arch}: {len(got)} samples, largest error {error:.3g}", flush=True)
+        print(f"{release} {way or 'patch'} {arch}: {len(got)} samples, largest error {error:.3g}", flush=True)
         worst = max(worst, error)
         between = max([between, *(largest(got, other) for (_, a), other in seen.items() if a == arch)])
-        seen[release, arch] = got
+        seen[named, arch] = got
     good = worst <= LIMIT and between <= LIMIT
     print(
-        f"engines-check: {'ok' if good else 'FAILED'} releases={','.join(args.releases)} way=patch"
+        f"engines-check: {'ok' if good else 'FAILED'} releases={','.join(args.releases)}"
         f" samples={len(seen) * len(LENGTHS)} max_abs_err={worst:.3g} max_abs_between={between:.3g}"
     )
     return 0 if good else 1
@@ -93,15 +95,15 @@ def minor(release: str) -> int:
     return patch.release_key(release)[2]
 
 
-def check(home: Path, release: str, arch: str, port: int) -> tuple[list[Array], list[Array]]:
+def check(home: Path, release: str, way: str, arch: str, port: int) -> tuple[list[Array], list[Array]]:
     """Captured and expected states, one array per prompt: aux and post-norm final state side by side."""
     site = installed(home, release)
     model = tiny(home, arch)
-    patch.apply(patch.find(site))
-    work = home / "engines-check" / release
-    with served(site, model, work, port) as engine:
+    (patch.apply if way == "patch" else patch.revert)(patch.find(site))
+    work = home / "engines-check" / f"{release}-{way}"
+    with served(site, model, work, way, port) as engine:
         attests = [wire.attest(path.read_text()) for path in (work / "run" / "attest").glob("attest-*.json")]
-        if [(a.way, a.release, a.stage) for a in attests] != [("patch", release, "armed")]:
+        if [(a.way, a.release, a.stage) for a in attests] != [(way, release, "armed")]:
             raise SystemExit(f"cannot check {release}: its ranks attest {attests}")
         got = [ask(engine, work / "spool", row, ids) for row, ids in enumerate(prompts())]
     computed = reference.load(str(model))
@@ -142,12 +144,12 @@ def tiny(home: Path, arch: str) -> Path:
 
 
 @contextlib.contextmanager
-def served(site: Path, model: Path, work: Path, port: int) -> Iterator[endpoint.Endpoint]:
+def served(site: Path, model: Path, work: Path, way: str, port: int) -> Iterator[endpoint.Endpoint]:
     """A server of the release in `site`, ready; stopped by SIGTERM to its main process."""
     (work / "spool").mkdir(parents=True, exist_ok=True)
     (work / "spool" / wire.EPOCH_FILE).write_text(EPOCH)
     config = work / "hs-extract.toml"
-    config.write_text(CONFIG.format(work=work, model=model, port=port, chunk=CHUNK))
+    config.write_text(CONFIG.format(work=work, model=model, way=way, port=port, chunk=CHUNK))
     env = os.environ | {"PYTHONPATH": f"{site}:{Path(__file__).parent.parent}"}
     started = time.monotonic()
     server = subprocess.Popen([sys.executable, "-m", "hsdaemon", "serve", "-c", str(config)], env=env)

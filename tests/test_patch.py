@@ -344,12 +344,13 @@ def test_ca_08_a_read_only_tree_is_one_clear_line(site: Path) -> None:
     assert content(site) == before
 
 
-def test_a_disk_that_fills_up_leaves_the_tree(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_disk_that_fills_up_leaves_the_tree(site: Path, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
     written: list[int] = []
 
     def full(fd: int, data: memoryview) -> None:
         written.append(fd)
-        if len(written) == 2:
+        if len(written) == nth:
             raise OSError(28, "No space left on device")
         os.write(fd, data)
 

@@ -43,17 +43,15 @@ def swap(folder: Path, changes: Mapping[str, tuple[bytes, bytes]]) -> None:
 
     Raises OSError with the old files in place.
     """
-    drafts: list[Path] = []
     try:
         for name, (_, new) in changes.items():
-            drafts.append(_draft(folder / name))
-            _write(drafts[-1], new, (folder / name).lstat())
-        for parent in {draft.parent for draft in drafts}:
+            _write(_draft(folder / name), new, (folder / name).lstat())
+        for parent in {(folder / name).parent for name in changes}:
             disk.sync_folder(parent)
         _decide(folder, {name: [_digest(old), _digest(new)] for name, (old, new) in changes.items()})
     except OSError:
-        for draft in drafts:
-            draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what cannot be removed now is removed next time
+            sweep(folder, changes)
         raise
     finish(folder)
 
