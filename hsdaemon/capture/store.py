@@ -20,6 +20,7 @@ from hsdaemon import wire
 
 POLL_S = 0.02  # another process deletes dumps and nothing tells us
 STALE_S = 900.0  # a part that nobody continues for so long belongs to an aborted request
+STALE_TURNS = 64  # so does one that so many forwards passed by: the engine finishes what it has begun first
 KEEP_FAILED = 4096  # request ids whose later pieces are ignored
 
 
@@ -41,6 +42,11 @@ class Part:
     layout: wire.Layout
     rows: int
     touched: float
+    turn: int
+
+    def given_up(self) -> bool:
+        """Whether the worker has taken the file's name away."""
+        return os.fstat(self.fd).st_nlink == 0
 
 
 def living_epoch(spool: str) -> str | None:
@@ -59,7 +65,7 @@ class Store:
     ) -> None:
         self.folder = Path(config.spool)
         self._budget, self._wait_s = config.budget, config.wait_s
-        self._template, self._clock = template, clock
+        self._template, self._clock, self._turn = template, clock, 0
         self._parts: dict[wire.RequestId, Part] = {}
         self._failed: collections.OrderedDict[wire.RequestId, None] = collections.OrderedDict()
 
@@ -71,12 +77,12 @@ class Store:
                 path.unlink(missing_ok=True)
 
     def used(self) -> int:
-        """Bytes of all files in the spool."""
-        total = 0
+        """Bytes of all files in the spool but the smallest: the epoch and error files, which nobody claims room for."""
+        sizes: list[int] = []
         for entry in os.scandir(self.folder):
             with contextlib.suppress(FileNotFoundError):  # deleted while we look
-                total += entry.stat(follow_symlinks=False).st_size
-        return total
+                sizes.append(entry.stat(follow_symlinks=False).st_size)
+        return sum(size for size in sizes if size > wire.HEADER_BYTES)
 
     def write(self, rid: wire.RequestId, start: int, ids: memoryview, planes: Sequence[memoryview]) -> bool:
         """Store rows `start`, `start` + 1, ... of `rid`; True when the dump is whole and visible.
@@ -91,7 +97,7 @@ class Store:
             if start + count > rid.tokens:
                 raise SampleFailed("states", f"row {start + count - 1} came of a prompt of {rid.tokens} tokens")
             self._rows(part, start, ids, planes)
-            part.rows, part.touched = start + count, self._clock()
+            part.rows, part.touched, part.turn = start + count, self._clock(), self._turn
             return part.rows == rid.tokens and self._finish(part)
         except OSError as error:
             raise self._gone(rid, "spool-full" if _full(error) else "capture", f"cannot write: {error}") from None
@@ -109,11 +115,17 @@ class Store:
             draft.write_text(wire.to_json(wire.DumpError(str(rid), code, reason[:1000])), encoding="utf-8")
             draft.replace(self.folder / wire.error_name(rid))
 
+    def turn(self) -> None:
+        """A forward came."""
+        self._turn += 1
+        self.sweep()
+
     def sweep(self) -> None:
-        """Remove parts of dead epochs and of requests that nobody continues."""
+        """Remove parts of dead epochs and of requests that nobody continues or waits for."""
         epoch, now = living_epoch(str(self.folder)), self._clock()
         for rid, part in list(self._parts.items()):
-            if rid.epoch != epoch or now - part.touched > STALE_S:
+            stale = now - part.touched > STALE_S or self._turn - part.turn > STALE_TURNS
+            if rid.epoch != epoch or stale or part.given_up():
                 self._drop(rid)
 
     def _part(self, rid: wire.RequestId, start: int) -> Part:
@@ -124,9 +136,7 @@ class Store:
         part = self._parts.get(rid)
         if part is None or part.rows != start:
             at = "nothing" if part is None else f"row {part.rows}"
-            raise SampleFailed(
-                "states", f"rows from {start} on came where {at} was next: earlier rows were not computed"
-            )
+            raise SampleFailed("states", f"row {start} came where {at} was next: earlier rows were not computed")
         return part
 
     def _open(self, rid: wire.RequestId) -> Part:
@@ -135,7 +145,7 @@ class Store:
         if not rid.tokens:
             raise SampleFailed("states", "a prompt of 0 tokens has no states")
         fd = self._claim(self.folder / wire.part_name(rid), layout.total)
-        part = Part(fd, rid, layout, 0, self._clock())
+        part = Part(fd, rid, layout, 0, self._clock(), self._turn)
         self._parts[rid] = part
         _pwrite(fd, memoryview(b"\xff" * (8 * rid.tokens)), layout.ids_offset)  # -1: no row captured
         return part

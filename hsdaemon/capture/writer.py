@@ -123,16 +123,22 @@ class Writer:
     def _run(self) -> None:
         while True:
             try:
-                job = self._jobs.get(timeout=IDLE_S)
-            except queue.Empty:
-                job = Failure((), "", "")
-            if job is None:
-                return
-            try:
-                self._store.sweep()
-                self._work(job)
+                if not self._next():
+                    return
             except Exception as error:  # noqa: BLE001  # a dead writer would fail every later sample without a word
                 self._failed(f"the writer failed: {type(error).__name__}: {error}")
+
+    def _next(self) -> bool:
+        """One job, or one look at what is left over when none comes; False at the end."""
+        try:
+            job = self._jobs.get(timeout=IDLE_S)
+        except queue.Empty:
+            self._store.sweep()
+            return True
+        if job is None:
+            return False
+        self._work(job)
+        return True
 
     def _work(self, job: Job | Failure) -> None:
         if isinstance(job, Failure):
@@ -140,6 +146,7 @@ class Writer:
                 self._store.fail(piece.rid, job.code, job.reason)
             return
         try:
+            self._store.turn()
             if job.done is not None:
                 job.done.synchronize()
             for piece in job.pieces:
