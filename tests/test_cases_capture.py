@@ -159,7 +159,7 @@ def test_ca_03_two_of_three_layers_fail_the_sample_and_the_engine_lives(captured
     assert "3 aux states and one of 8 columns are due, not [16, 8]" in one.error(rid).reason
     rid = one.rid(3)
     one.sglang.forward([Part(rid, ids)], aux=[torch.zeros(3, HIDDEN), torch.zeros(3, HIDDEN)])
-    assert one.error(rid).code == "states"
+    assert one.error(rid).code == "layers"  # the worker stops: the next sample would lack the same
     assert one.attest().errors == 2
     one.good()
 
@@ -346,7 +346,7 @@ def test_ca_13_a_dump_has_the_size_of_the_formula_and_logits_are_never_asked_for
     assert path.stat().st_size == wire.Layout(3, HIDDEN, 3, "float32", False).total == 4 * 4096
     rid = one.rid(3)
     one.sglang.forward([Part(rid, [5, 6, 7])], final=torch.zeros(3, 24 * HIDDEN))
-    assert one.error(rid).code == "states"
+    assert one.error(rid).code == "layers"
 
 
 # --- releases, argument line, environment

@@ -24,7 +24,7 @@ def install(text: str, way: str) -> None:
         if config.way != way or hasattr(compat.model_runner(), MARK):
             return
         rank = Rank(config, compat.release())
-_hook_logits(rank)
+        _hook_logits(rank)
         _hook_load(rank)  # last: without it nothing arms
         setattr(compat.model_runner(), MARK, rank)
     except Exception as error:  # an exception here would kill the engine
