@@ -126,3 +126,39 @@ $(LOADERS): | $(PY)
 		>$(TRAINERS)/pip.log 2>&1 && rm -f $(TRAINERS)/.ready-* && touch $@ || { tail -3 $(TRAINERS)/pip.log; \
 		echo "cannot set up $(TRAINERS) ($(TRAINERS)/pip.log): the trainers' loaders are not tested"; \
 		rm -f $(TRAINERS)/bin/python; }
+
+# --- on a host: make install, then edit /etc/hs-extract.toml, then systemctl enable --now hs-extract ------------------
+PREFIX ?= /usr/local
+DESTDIR ?=
+HERE := $(DESTDIR)$(PREFIX)
+UNITS := hs-extract hs-sglang hs-proof hs-worker
+# The environment that has SGLang: the command is a link to its hs-extract.
+ENGINE_VENV ?= $(abspath $(VENV))
+live = $(if $(DESTDIR),,$(shell test -d /run/systemd/system && echo yes))
+
+.PHONY: install
+install: ## units, command, man page, config (an existing one stays); again as often as you like; DESTDIR= for packages
+	@for unit in $(UNITS); do install -D -m 644 systemd/$$unit.service $(HERE)/lib/systemd/system/$$unit.service; done
+	@install -D -m 644 systemd/hs-extract.sysusers.conf $(HERE)/lib/sysusers.d/hs-extract.conf
+	@install -D -m 644 systemd/hs-extract.tmpfiles.conf $(HERE)/lib/tmpfiles.d/hs-extract.conf
+	@install -D -m 644 docs/hs-extract.8 $(HERE)/share/man/man8/hs-extract.8
+	@mkdir -p $(HERE)/bin && ln -sfn $(ENGINE_VENV)/bin/hs-extract $(HERE)/bin/hs-extract
+	@test -e $(DESTDIR)/etc/hs-extract.toml || install -D -m 644 etc/hs-extract.toml $(DESTDIR)/etc/hs-extract.toml
+	@test -z "$(live)" || { systemd-sysusers && systemd-tmpfiles --create $(PREFIX)/lib/tmpfiles.d/hs-extract.conf \
+		&& systemctl daemon-reload; }
+	@test -z "$(live)" || systemd-analyze security --no-pager hs-extract.service hs-sglang.service hs-proof.service \
+		hs-worker.service 2>/dev/null | grep -a 'Overall' || true
+	@echo "installed below $(HERE); next: edit $(DESTDIR)/etc/hs-extract.toml, hs-extract check," \
+		"systemctl enable --now hs-extract"
+
+.PHONY: uninstall
+uninstall: ## takes it off the host again; data, config, state and logs stay
+	@test -z "$(live)" || { systemctl disable --now hs-extract.service 2>/dev/null; \
+		systemctl stop hs-worker.service hs-proof.service hs-sglang.service 2>/dev/null; true; }
+	@held=$$(ls $(DESTDIR)/etc/systemd/system/*/50-hs-extract-lease.conf 2>/dev/null); test -z "$$held" || \
+		echo "units are still kept down by these leases; hs-extract release gives them back:" $$held
+	@for unit in $(UNITS); do rm -f $(HERE)/lib/systemd/system/$$unit.service; done
+	@rm -f $(HERE)/lib/sysusers.d/hs-extract.conf $(HERE)/lib/tmpfiles.d/hs-extract.conf \
+		$(HERE)/share/man/man8/hs-extract.8 $(HERE)/bin/hs-extract
+	@test -z "$(live)" || systemctl daemon-reload
+	@echo "removed; /etc/hs-extract.toml, /var/lib/hs-extract, /var/log/hs-extract and all data are where they were"

@@ -122,7 +122,7 @@ def test_a_dead_disk_is_an_io_error_though_statvfs_answers(disk: Disk, volume: V
 
 
 def test_rs_07_a_full_disk_is_told_by_its_free_bytes(disk: Disk, volume: VolumeProbe) -> None:
-    subprocess.run(["dd", "if=/dev/zero", f"of={disk.mount}/fill", "bs=4k"], check=False, capture_output=True)
+    subprocess.run(["dd", "if=/dev/zero", f"of={disk.mount}/fill", "bs=1k"], check=False, capture_output=True)
     full = seen(volume)
     assert (full.verdict, full.free_bytes) == ("ok", 0)
     (disk.mount / "fill").unlink()

@@ -15,7 +15,7 @@ from hsdaemon.core.model import Outcome, Unit, Unreadable
 from hsdaemon.errors import HsError
 from hsdaemon.machine import cgroup, disk
 from hsdaemon.machine.child import Child, NoAnswer
-from hsdaemon.machine.lease import Leases
+from hsdaemon.machine.lease import DROP_IN, Leases
 
 SYSTEM_BUS = "unix:path=/run/dbus/system_bus_socket"
 UNITS = Path("/etc/systemd/system")
@@ -195,11 +195,16 @@ class Session:
         return Outcome("done") if hit else Outcome("moved-on", f"none of {pids} is in {name} any more")
 
     def _lease(self, name: str, file_state: str, was_up: bool) -> Outcome:
-        held = self._leases.held(name)
         self._leases.write(name, file_state, was_up)
-        if not held or self._properties(self._path(name) or "/", f"{NAME}.Unit")("NeedDaemonReload", True):
+        if not self._loaded(name):
             self._manager("Reload", None, ())  # once an eviction: a reload can cut running containers off their GPUs
         return Outcome("done")
+
+    def _loaded(self, name: str) -> bool:
+        """Whether systemd knows the drop-in already."""
+        path = self._path(name)
+        drop_ins = self._properties(path, f"{NAME}.Unit")("DropInPaths", ()) if path else ()
+        return any(Path(drop_in).name == DROP_IN for drop_in in drop_ins)
 
     def _disable(self, name: str) -> Outcome:
         for runtime in (False, True):

@@ -59,6 +59,7 @@ class Leases:
         """Both files, synced. A crash after the first leaves a record of a unit that nothing has happened to."""
         record = self.record(name) or Record(name, file_state, was_up, tuple(self._links(name)))
         data = msgspec.json.encode(record)
+        disk.make_folder(self._records.parent)
         disk.make_folder(self._records)
         disk.replace(self._record(name), data, 0o644)
         path = self.drop_in(name)

@@ -149,6 +149,7 @@ class Processes:
         return None
 
     def _write(self, name: str, started: Started) -> None:
+        disk.make_folder(self._folder.parent)
         disk.make_folder(self._folder)
         disk.replace(self._folder / f"{name}.json", msgspec.json.encode(started), 0o644)
 
