@@ -95,8 +95,13 @@ class History:
 
     @classmethod
     def open(cls, folder: Path) -> History:
-        """Fold what is there. Unreadable lines are skipped, said once. Raises StoreError when the folder cannot be."""
+        """Make the folder and fold what is there. Raises StoreError when the folder cannot be."""
         disk.make_folder(folder)
+        return cls.peek(folder)
+
+    @classmethod
+    def peek(cls, folder: Path) -> History:
+        """Fold what is there and write nothing. Unreadable lines are skipped, said once. Raises StoreError."""
         self = cls(folder)
         bad = 0
         for raw in disk.read_lines(self._events):

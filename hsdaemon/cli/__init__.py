@@ -21,6 +21,12 @@ from hsdaemon.machine import log
 VERBS: dict[str, str] = {
     "init": "write a configuration and mark the volume",
     "check": "find out what is wrong before anything starts",
+    "run": "the supervisor: keep everything going with nobody at the keyboard",
+    "plan": "what the supervisor would do now, and why",
+    "stop": "stop supervisor, worker and engine",
+    "reload": "make the supervisor read its configuration again",
+    "release": "give evicted units back as they were",
+    "reset": "clear budgets and breakers after a person has looked",
     "serve": "start SGLang with the capture",
     "extract": "run the worker: every row becomes a durable file",
     "prove": "show that the running engine can be trusted with this output",

@@ -102,7 +102,7 @@ def _volume(config: Config, _facts: ModelFacts) -> str:
     uuid = read_marker(root)
     if config.output.volume_is_mount and not root.is_mount():
         raise StoreError(f"cannot use {root}: nothing is mounted there; mount the volume")
-    folder = _existing(manifest_folder(config))
+    folder = _existing(manifest_folder(config.output))
     require_local(folder, file_system(folder), allow_fuse=config.output.allow_fuse)
     problem = disk.probe_write(_existing(Path(config.output.path)))
     if problem is not None:
@@ -111,16 +111,16 @@ def _volume(config: Config, _facts: ModelFacts) -> str:
 
 
 def _manifest(config: Config, _facts: ModelFacts) -> str:
-    if not manifest_path(config).exists():
+    if not manifest_path(config.output).exists():
         return "manifest: none yet"
-    manifest = open_reader(manifest_path(config))
+    manifest = open_reader(manifest_path(config.output))
     try:
         problem = manifest.integrity()
         counts = manifest.counts()
     finally:
         manifest.close()
     if problem:
-        raise StoreError(f"cannot trust {manifest_path(config)}: {problem}; the worker's start rebuilds it")
+        raise StoreError(f"cannot trust {manifest_path(config.output)}: {problem}; the worker's start rebuilds it")
     return f"manifest: {counts.done} of {counts.total} rows done"
 
 
@@ -187,8 +187,8 @@ def _rows(config: Config, totals: Totals) -> int:
 def _space(config: Config, facts: ModelFacts, totals: Totals, *, allowed: bool) -> int:
     """Print bytes needed and free; gives 1 when it does not fit and that is not allowed."""
     done_rows = done_tokens = 0
-    if manifest_path(config).exists():
-        manifest = open_reader(manifest_path(config))
+    if manifest_path(config.output).exists():
+        manifest = open_reader(manifest_path(config.output))
         counts = manifest.counts()
         manifest.close()
         done_rows, done_tokens = counts.done, counts.tokens

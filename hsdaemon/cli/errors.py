@@ -33,7 +33,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    manifest = open_reader(manifest_path(load(args)))
+    manifest = open_reader(manifest_path(load(args).output))
     states = [State.failed, State.skipped, *([State.pending, State.leased] if args.all else [])]
     try:
         failed = _print(_every(manifest, states), as_json=args.json)

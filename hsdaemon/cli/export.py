@@ -19,6 +19,7 @@ from pathlib import Path
 from hsdaemon.cli.settings import add_config, load
 from hsdaemon.config import Config
 from hsdaemon.data import sqlite
+from hsdaemon.data.backup import manifest_path
 from hsdaemon.data.dataset import open_dataset
 from hsdaemon.data.export import export_speculators
 from hsdaemon.data.identity import read_model, row_limits
@@ -47,7 +48,7 @@ def _done(config: Config) -> Iterator[tuple[Sample, Path]]:
     """Every done row with its file. Raises DataError when the data set no longer has a row as it was extracted."""
     limits = row_limits(config, read_model(Path(config.model.path)))
     with (
-        contextlib.closing(sqlite.open_reader(sqlite.manifest_path(config.output))) as manifest,
+        contextlib.closing(sqlite.open_reader(manifest_path(config.output))) as manifest,
         contextlib.closing(open_dataset(config.data, limits)) as dataset,
     ):
         for stored in every_stored(manifest):

@@ -122,7 +122,7 @@ def _mark(config: Config) -> str:
         raise StoreError(f"cannot mark {root}: nothing is mounted there; mount the volume first")
     try:
         uuid = init_volume(root)
-        folder = manifest_folder(config)
+        folder = manifest_folder(config.output)
         disk.make_folder(folder)
         lock.create(folder)
         disk.make_ballast(ballast_path(config), config.output.ballast_mib * MIB)

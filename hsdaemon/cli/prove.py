@@ -17,6 +17,7 @@ from hsdaemon.cli.settings import add_config, load
 from hsdaemon.config import Config
 from hsdaemon.core.model import Proof
 from hsdaemon.data import lock, sqlite
+from hsdaemon.data.backup import manifest_path
 from hsdaemon.data.dataset import open_dataset
 from hsdaemon.data.formats import get_format
 from hsdaemon.data.identity import physical_layers, read_model, row_limits
@@ -60,11 +61,11 @@ def _prove(config: Config) -> Proved | Refuted:
         hidden=facts.hidden,
         interleaved=get_format(config.output.format).interleaved,
     )
-    folder = sqlite.manifest_path(config.output)
+    path = manifest_path(config.output)
     with contextlib.ExitStack() as stack:
-        stack.callback(lock.acquire(folder.parent).release)
+        stack.callback(lock.acquire(path.parent).release)
         dataset = stack.enter_context(contextlib.closing(open_dataset(config.data, row_limits(config, facts))))
-        manifest = sqlite.open_manifest(folder) if sqlite.exists(folder) else None
+        manifest = sqlite.open_manifest(path) if sqlite.exists(path) else None
         if manifest is not None:
             stack.callback(manifest.close)
         case = gather(dataset, manifest, config.proof.continuity_samples)

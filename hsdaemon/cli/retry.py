@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     if bool(args.rows) == args.all:
         print("hs-extract: cannot tell which rows: name some, or say --all")
         return EXIT_USAGE
-    manifest = open_manifest(manifest_path(load(args)))
+    manifest = open_manifest(manifest_path(load(args).output))
     try:
         revived = manifest.revive(None if args.all else sorted(set(args.rows)))
     finally:

@@ -49,7 +49,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = load(args)
-    manifest = open_reader(manifest_path(config))
+    manifest = open_reader(manifest_path(config.output))
     try:
         if args.watch:
             _watch(config, manifest, as_json=args.json)
@@ -103,7 +103,7 @@ def look(config: Config, manifest: SqliteManifest) -> dict[str, Any]:
         "identity": dataclasses.asdict(identity),
         "output": config.output.path,
         "disk": _disk(config, counts.open, counts.open_tokens),
-        "worker": {"pid": lock.living_holder(manifest_folder(config))},
+        "worker": {"pid": lock.living_holder(manifest_folder(config.output))},
         "engine": _engine(config),
     }
 

@@ -37,7 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = load(args)
     root = Path(config.output.path)
-    manifest = open_manifest(manifest_path(config))
+    manifest = open_manifest(manifest_path(config.output))
     guard = Guard(config.output)
     guard.uuid = manifest.volume()
     guard.check()

@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 import xxhash
 
-from hsdaemon.config import Config
+from hsdaemon.config import Config, Output
 from hsdaemon.data.sqlite import MANIFEST_NAME, SqliteManifest, open_manifest, open_reader
 from hsdaemon.errors import HsError, StoreError
 from hsdaemon.machine import disk
@@ -20,17 +20,18 @@ log = structlog.get_logger()
 EVERY_S = 60.0
 
 
-def manifest_folder(config: Config) -> Path:
-    return Path(config.output.manifest or config.output.path)
+def manifest_folder(output: Output) -> Path:
+    """Where the manifest, its lock and the ballast lie: beside the samples, or on the local disk that is configured."""
+    return Path(output.manifest or output.path)
 
 
-def manifest_path(config: Config) -> Path:
-    return manifest_folder(config) / MANIFEST_NAME
+def manifest_path(output: Output) -> Path:
+    return manifest_folder(output) / MANIFEST_NAME
 
 
 def ballast_path(config: Config) -> Path:
     """The file that is given up on a full disk, so that the manifest can still commit."""
-    return manifest_folder(config) / "ballast"
+    return manifest_folder(config.output) / "ballast"
 
 
 def backup_path(config: Config) -> Path:

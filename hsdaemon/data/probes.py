@@ -58,8 +58,9 @@ class ManifestProbe:
 
 def look_at_manifest(output: Output) -> Pinned | Unreadable | None:
     """Opened anew each time: a connection to a volume that went away would go on answering from nowhere."""
+    from hsdaemon.data.backup import manifest_path
     from hsdaemon.data.connect import Damaged  # in the child alone, like SQLite itself
-    from hsdaemon.data.sqlite import manifest_path, open_reader
+    from hsdaemon.data.sqlite import open_reader
 
     try:
         path = manifest_path(output)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import apsw
 
-from hsdaemon.config import Output
 from hsdaemon.data import schema
 from hsdaemon.data.connect import DAMAGE, connect, known, pragma, require_wal, sync_folder, translated
 from hsdaemon.data.identity import RunIdentity, identity_from_json, require_same
@@ -326,11 +325,6 @@ def create(path: Path, identity: RunIdentity, volume: str) -> SqliteManifest:
         raise
     sync_folder(path.parent)
     return SqliteManifest(path, connection)
-
-
-def manifest_path(output: Output) -> Path:
-    """Where the manifest of this output lies: beside the samples, or on the local disk that output.manifest names."""
-    return Path(output.manifest) if output.manifest else Path(output.path) / MANIFEST_NAME
 
 
 def exists(path: Path) -> bool:

@@ -64,7 +64,7 @@ def _open(config: Config, epoch: str, release: str, *, may_have_samples: bool) -
     uuid = guard.take()
     facts = read_model(Path(config.model.path))
     dataset = open_dataset(config.data, row_limits(config, facts))
-    folder = backup.manifest_folder(config)
+    folder = backup.manifest_folder(config.output)
     require_local(folder, file_system(folder), allow_fuse=config.output.allow_fuse)
     held = lock.acquire(folder)
     try:
@@ -101,7 +101,7 @@ def _manifest(
     config: Config, offered: RunIdentity, uuid: str, *, may_have_samples: bool
 ) -> tuple[SqliteManifest, bool]:
     """The manifest, and whether it was rebuilt: then the files must be looked at."""
-    path = backup.manifest_path(config)
+    path = backup.manifest_path(config.output)
     saved = backup.backup_path(config)
     if exists(path):
         try:
@@ -169,7 +169,7 @@ def _background(config: Config, identity: RunIdentity, stop: Callable[[], bool])
     """The rest of the data set, the stored files (missing or short ones are pending again), the unknown ones."""
     facts = read_model(Path(config.model.path))
     dataset = open_dataset(config.data, row_limits(config, facts))
-    manifest = open_manifest(backup.manifest_path(config))
+    manifest = open_manifest(backup.manifest_path(config.output))
     root = Path(config.output.path)
     try:
         if ingest.ingest(dataset, manifest, config.data, stop):

@@ -43,6 +43,11 @@ class Leases:
     def held(self, name: str) -> bool:
         return self.drop_in(name).is_file()
 
+    def names(self) -> tuple[str, ...]:
+        """Every unit with a lease or an undo record, by name."""
+        drop_ins = (path.parent.name.removesuffix(".d") for path in self._units.glob(f"*.d/{DROP_IN}"))
+        return tuple(sorted({*drop_ins, *(path.stem for path in self._records.glob("*.json"))}))
+
     def record(self, name: str) -> Record | None:
         """The undo record, from its file or, where that is lost or damaged, from the drop-in."""
         with contextlib.suppress(msgspec.MsgspecError):

@@ -1,0 +1,39 @@
+"""Make the running supervisor read its configuration again.
+
+The file is checked first: what cannot be used is refused here. Settings of the loop, eviction and proof count from the
+next turn; a changed argument line of the engine is applied at its next natural stop, or now with --now, which ends
+the engine's present load of weights.
+
+  hs-extract reload
+  hs-extract reload --now
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+
+from hsdaemon.cli.settings import add_config, load
+from hsdaemon.errors import EXIT_OK, Transient
+from hsdaemon.host import solo
+from hsdaemon.host.wishes import WishFiles
+
+EXITS = {75: "no supervisor runs", 78: "the file cannot be used; the running one keeps its former settings"}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_config(parser)
+    parser.add_argument("--now", action="store_true", help="restart the engine when its argument line has changed")
+
+
+def run(args: argparse.Namespace) -> int:
+    config = load(args)
+    pid = solo.holder(config.paths.run)
+    if not pid:
+        raise Transient("cannot reload: no supervisor runs; systemctl start hs-extract reads the file anyway")
+    if args.now:
+        WishFiles(config.paths.run).ask_reload()
+    os.kill(pid, signal.SIGHUP)
+    print(f"reload: asked pid={pid} now={'yes' if args.now else 'no'}")
+    return EXIT_OK
