@@ -60,6 +60,11 @@ check: $(READY) ## linters, types, import rules and the tests that need neither 
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports
 	$(PY) -m pytest -q -m "not engine and not root and not style"
 
+.PHONY: simulate
+SEEDS ?= 10000
+simulate: $(READY) ## SEEDS=10000 simulated hosts with faults, then planted bugs; REPLAY=SEED tells one seed's story
+	@$(PY) bench/simulate.py $(if $(REPLAY),--replay $(REPLAY) $(if $(BUG),--bug $(BUG)),--seeds $(SEEDS))
+
 .PHONY: test-kill
 N ?= 50
 test-kill: $(READY) ## worker killed N=50 times at random instants, engine N/5 times: nothing lost, twice or corrupt

@@ -32,7 +32,7 @@ class Result:
 def schedule(seed: int) -> list[tuple[float, str]]:
     """Seconds of running time, and the fault that happens then."""
     rng = random.Random(seed * 7919 + 1)
-    return sorted((rng.random() * 300, rng.choice(FAULTS)) for _ in range(rng.randrange(1, 7)))
+    return sorted((rng.random() * 400, rng.choice(FAULTS)) for _ in range(rng.randrange(1, 10)))
 
 
 def simulate(seed: int, faults: list[tuple[float, str]] | None = None, keep: int = 400) -> Result:
@@ -111,6 +111,9 @@ class _Run:
             self.last = plan.sentence
         if plan.reason == "vetoed":
             self.world.wrong(f"decide made a plan that safety refuses: {plan.sentence}")
+        for action in plan.actions:
+            if isinstance(action, m.StopEngine | m.StopWorker):
+                self.world.judge_stop(action)
         if sum(isinstance(a, m.DISRUPTIVE) for a in plan.actions) > 1:
             self.world.wrong("two disruptive actions in a tick")
         if any(count != 1 for count in self.world.settled.values()):

@@ -66,7 +66,7 @@ class FakeProcs:
                 p.exe,
                 p.container,
                 "D" if p.frozen else "S",
-                p.frozen and p.kills > 0,
+                p.frozen and p.kills > 0 and not p.shy,
             )
             for p in w.procs.values()
             if p.gpus and w.lie != "no-claims"

@@ -53,6 +53,7 @@ class Proc:
     deaf: bool = False  # ignores TERM
     container: str = ""
     kills: int = 0
+    shy: bool = False  # its pending SIGKILL is not seen
 
 
 @dataclass
@@ -79,7 +80,7 @@ class World:
     """The truth. `fates` are what the next starts of the engine come to: die, hang, silent, false, mute, crash."""
 
     seed: int = 0
-    total: int = 12
+    total: int = 50
     config: Config = CONFIG
     mono_s: float = 1000.0
     wall_s: float = 1.7e9
@@ -99,7 +100,7 @@ class World:
         self.services[STRANGER] = Service(STRANGER, "disabled")
         self.before: dict[str, tuple[str, bool]] = {}
         self.stops: dict[str, set[str]] = {}
-        self.failed_starts: list[int] = []
+        self.crashes = 0  # of the engine since the last new sample or a human
         self.resets = 0
         self.capture = "ours"
         self.patches_fail = False
@@ -222,6 +223,7 @@ class World:
         unit.result, unit.status, unit.since_s = result, status, self.mono_s
         if unit.name == m.ENGINE_UNIT:
             self.moved_s = self.mono_s
+            self.crashes += result != "success"
 
     def _begin_engine(self, unit: Service) -> None:
         self.fate = self.fates.pop(0) if self.fates else ""
@@ -293,7 +295,7 @@ class World:
     to_prove = ""
 
     def _worker(self, unit: Service) -> None:
-        """One sample in two seconds while the engine answers and the volume takes it."""
+        """One sample in three seconds while the engine answers and the volume takes it."""
         engine = self.services[m.ENGINE_UNIT]
         if unit.active != "active":
             return
@@ -308,12 +310,13 @@ class World:
             self.worker_turn_s = self.mono_s
             return
         if self.fate == "false":
-            self.violations.append("a sample was taken from an engine that is false")
-        while self.mono_s - self.worker_turn_s >= 2 and len(self.settled) < self.total:
-            self.worker_turn_s += 2
+            self.wrong("a sample was taken from an engine that is false")
+        while self.mono_s - self.worker_turn_s >= 3 and len(self.settled) < self.total:
+            self.worker_turn_s += 3
             row = next(r for r in range(self.total) if r not in self.settled)
             self.settled[row] = self.settled.get(row, 0) + 1
             self.done_in_run += 1
+            self.crashes = 0
             self.moved_s = self.worker_turn_s
 
     # --- the supervisor's own death --------------------------------------------------------------------------------
@@ -358,10 +361,8 @@ class World:
             self.wrong("engine started without the volume")
         if self.services[m.ENGINE_UNIT].pids:
             self.wrong("engine started beside what is left of the last one")
-        self.failed_starts.append(len(self.settled))
-        same = self.failed_starts.count(len(self.settled))
-        if same > self.config.supervisor.start_budget * 6:
-            self.wrong(f"engine started {same} times without one new sample")
+        if self.crashes >= self.config.supervisor.start_budget + 2:  # two may fall between a look and a reboot
+            self.wrong(f"engine started after {self.crashes} crashes without one new sample")
 
     def judge_worker_start(self) -> None:
         engine = self.services[m.ENGINE_UNIT]
@@ -371,13 +372,13 @@ class World:
         if self.volume != "ok" or self.free < self.config.output.reserve_mib << 20:
             self.wrong("worker started on a volume that is not ready")
 
-    def judge_engine_stop(self, code: str) -> None:
-        engine = self.services[m.ENGINE_UNIT]
-        if code == "finishing" and len(self.settled) < self.total:
-            self.wrong("engine stopped as finished with work left")
-        fresh = self.mono_s - max(self.moved_s, engine.since_s) < self.config.supervisor.stall_s
-        if code == "engine-stalled" and fresh:
-            self.wrong("engine restarted for want of progress while samples arrive")
+    def judge_stop(self, action: m.StopEngine | m.StopWorker) -> None:
+        """Called after one of ours was told to stop."""
+        if action.code == "finishing" and len(self.settled) < self.total:
+            self.wrong("stopped as finished with work left")
+        fresh = self.mono_s - self.moved_s < self.config.supervisor.stall_s
+        if action.code in ("worker-stalled", "engine-stalled") and fresh:
+            self.wrong("restarted for want of progress while samples arrive")
 
     # --- faults ---------------------------------------------------------------------------------------------------
 
@@ -416,7 +417,7 @@ class World:
         self.spawn(ROGUE, "docker-ab12.scope", 8_000, (1,), container="ab12")
 
     def _fault_frozen(self) -> None:
-        self.spawn(ROGUE, "", 8_000, (0,), frozen=True)
+        self.spawn(ROGUE, "", 8_000, (0,), frozen=True, shy=self.rng.random() < 0.5)
 
     def _fault_volume(self) -> None:
         self.volume = self.rng.choice(["not-mounted", "read-only", "io-error", "no-marker", "hang", "foreign"])
@@ -451,7 +452,13 @@ class World:
 
     def _fault_engine(self) -> None:
         kinds = ["die", "orphan", "oom", "crash", "silent", "hang-load", "slow", "false", "mute", "hang-run"]
-        self.fates.append(self.rng.choice(kinds))
+        self.fates.extend([self.rng.choice(kinds)] * self.rng.choice([1, 1, 2, 8]))
+
+    def _fault_crash_loop(self) -> None:
+        self.fates = ["die"] * 8
+        unit = self.services[m.ENGINE_UNIT]
+        if unit.active == "active":
+            self.die(unit, "signal", 6)
 
     def _fault_engine_now(self) -> None:
         unit = self.services[m.ENGINE_UNIT]
@@ -466,7 +473,7 @@ class World:
         unit = self.services[m.ENGINE_UNIT]
         if unit.active == "active":
             self.die(unit, "success", 0)
-            if not any(self.foreign(g) > IDLE_MIB for g in range(GPUS)):
+            if all(p.unit == unit.name or not p.mib for p in self.procs.values()):
                 self.start_service(unit)
 
     def _fault_worker(self) -> None:
@@ -516,7 +523,7 @@ class World:
         """What `hs-extract reset` and a look at a failed engine come to."""
         self.resets += 1
         self.stops.clear()
-        self.failed_starts.clear()
+        self.crashes = 0
         if self.fate in ("false", "mute", "hang-run", "hang-load", "silent"):
             self.fate = ""
 

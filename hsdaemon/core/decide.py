@@ -12,7 +12,7 @@ from hsdaemon.config import Config
 from hsdaemon.core import budget, facts
 from hsdaemon.core import model as m
 from hsdaemon.core.budget import Past
-from hsdaemon.core.engine import engine_patched, engine_proved, engine_up
+from hsdaemon.core.engine import engine_patched, engine_proved, engine_up, leftover
 from hsdaemon.core.facts import plan
 from hsdaemon.core.gpus import foreign, gpus_ours, gpus_visible
 
@@ -132,8 +132,10 @@ def done(config: Config, seen: m.Observation, past: Past) -> m.Plan:
         return plan(
             "done", "finishing", m.StopEngine(engine.unit.invocation, "finishing"), who="the engine", look_s=1.0
         )
-    if (worker and not worker.unit.gone) or (engine and not engine.unit.gone):
-        return plan("done", "engine-stopping", look_s=1.0)
+    if (left := leftover(seen, past)) is not None:
+        return left
+    if worker and not worker.unit.gone:
+        return plan("done", "worker-stopping", look_s=1.0)
     return _give_back(config, seen, past) or _done(seen)
 
 

@@ -7,7 +7,7 @@ from hsdaemon.core import budget, facts
 from hsdaemon.core import model as m
 from hsdaemon.core.budget import Past
 from hsdaemon.core.facts import plan
-from hsdaemon.core.gpus import KILL_WAIT_S, KILLS, XID_RESTART
+from hsdaemon.core.xid import RESTART
 
 PATCHES = 2  # tries before a person must look
 PROOFS = 2  # proofs of one start that may end without an answer
@@ -52,9 +52,9 @@ def engine_up(config: Config, seen: m.Observation, past: Past) -> m.Plan | None:
         return plan("engine_up", "engine-unreadable", cause=seen.engine.cause)
     engine, unit = seen.engine, seen.engine.unit
     if unit.up:
-        return _stop_for(config, seen, engine) or _loading(config, seen, engine, past)
-    if unit.pids or unit.active == "deactivating":
-        return _leftover(seen, unit, past)
+        return _stop_for(config, seen, engine) or unproved_worker(seen, unit) or _loading(config, seen, engine, past)
+    if (left := leftover(seen, past)) is not None:
+        return left
     if unit.load != "loaded":
         return plan("engine_up", "engine-blocked", cause=unit.load)
     return _worker_first(seen) or _spent(config, seen, engine, past) or _start(config, seen, engine, past)
@@ -65,7 +65,7 @@ def _stop_for(config: Config, seen: m.Observation, engine: m.Engine) -> m.Plan |
     unit = engine.unit
     mine = {g.uuid for g in facts.wanted(config, facts.known(seen.gpus) or ())} | {""}
     for xid in seen.xids:
-        if xid.code in XID_RESTART and xid.at_s > unit.since_s and xid.uuid in mine:
+        if xid.code in RESTART and xid.at_s > unit.since_s and xid.uuid in mine:
             gpus = facts.shown(facts.known(seen.gpus) or (), (xid.uuid,))
             return plan("engine_up", "engine-xid", m.StopEngine(unit.invocation, "engine-xid"), xid=xid.code, gpus=gpus)
     end = facts.known(engine.endpoint)
@@ -86,6 +86,17 @@ def answered(engine: m.Engine, proof: m.Proof | m.Unreadable | None) -> bool:
     return same and engine.health == "ok"
 
 
+def unproved_worker(seen: m.Observation, engine: m.Unit) -> m.Plan | None:
+    """Somebody restarted the engine: the worker stops before the new one answers."""
+    worker, proof = facts.known(seen.worker), seen.proof
+    if worker is None or not worker.unit.up or isinstance(proof, m.Unreadable):
+        return None
+    if proof is not None and proof.ok and proof.invocation == engine.invocation:
+        return None
+    stop = m.StopWorker(worker.unit.invocation, "worker-unproved")
+    return plan("engine_proved", "worker-unproved", stop, look_s=1.0)
+
+
 def _loading(config: Config, seen: m.Observation, engine: m.Engine, past: Past) -> m.Plan | None:
     if answered(engine, seen.proof):
         return None
@@ -102,18 +113,22 @@ def _loading(config: Config, seen: m.Observation, engine: m.Engine, past: Past) 
     return plan("engine_up", "engine-loading", age=int(age), log=engine.log_bytes, look_s=2.0)
 
 
-def _leftover(seen: m.Observation, unit: m.Unit, past: Past) -> m.Plan:
+def leftover(seen: m.Observation, past: Past) -> m.Plan | None:
     """Stopped is an empty cgroup: grandchildren outlive a killed engine and keep its GPUs."""
+    engine = facts.known(seen.engine)
+    if engine is None or engine.unit.up or engine.unit.gone:
+        return None
+    unit = engine.unit
     left = past.spell("left:engine")
     age = seen.now.mono_s - left.first_s if left else 0.0
-    grace = STOPPING_S if unit.active == "deactivating" else KILL_WAIT_S
+    grace = STOPPING_S if unit.active == "deactivating" else facts.KILL_WAIT_S
     if age < grace or not unit.pids:
         return plan("engine_up", "engine-stopping", look_s=1.0)
     kill = m.KillUnit(unit.name, unit.invocation, unit.pids)
     key = budget.key_of(kill)
-    if budget.retry_s(past, key, seen.now, KILL_WAIT_S) > 0:
+    if budget.retry_s(past, key, seen.now, facts.KILL_WAIT_S) > 0:
         return plan("engine_up", "engine-stopping", look_s=1.0)
-    if budget.count_of(past, key, seen.now.boot) >= KILLS:
+    if budget.count_of(past, key, seen.now.boot) >= facts.KILLS:
         return plan("engine_up", "engine-stuck")
     return plan("engine_up", "engine-leftover", kill, look_s=1.0)
 
@@ -187,8 +202,6 @@ def engine_proved(config: Config, seen: m.Observation, past: Past) -> m.Plan | N
     mine = proof is not None and proof.invocation == engine.invocation
     if proof is not None and mine and proof.ok:
         return None
-    if seen.worker.unit.up:
-        return plan(rung, "worker-unproved", m.StopWorker(seen.worker.unit.invocation, "worker-unproved"), look_s=1.0)
     if seen.proof_unit.up or seen.proof_unit.pids:
         return _proof_runs(config, seen, seen.proof_unit, engine, past)
     return _verdict(seen, engine, proof if mine else None, seen.proof_unit, past)

@@ -10,6 +10,8 @@ from hsdaemon.core import model as m
 from hsdaemon.core import reasons
 
 SIGHTING_S = 2.0  # two looks at least this far apart, before anything is done to a holder
+KILLS = 2  # SIGKILLs at one target; more change nothing
+KILL_WAIT_S = 15.0
 T = TypeVar("T")
 
 

@@ -6,14 +6,11 @@ from hsdaemon.config import Config
 from hsdaemon.core import budget, facts
 from hsdaemon.core import model as m
 from hsdaemon.core.budget import Past
+from hsdaemon.core.engine import leftover
 from hsdaemon.core.facts import plan
+from hsdaemon.core.xid import RESET
 
-# What an Xid asks for (NVIDIA's catalogue, by class). Others, like 43, are told by the engine's own errors.
-XID_RESTART = frozenset({8, 13, 31, 45, 68, 69, 94})  # the process is broken, the GPU is not
-XID_RESET = frozenset({48, 61, 62, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 143, 154, 155, 156, 158})
 FABRIC_PATIENCE_S = 300.0  # link training of a full NVSwitch box takes about two minutes
-KILLS = 2  # SIGKILLs at one target; more change nothing
-KILL_WAIT_S = 15.0
 STOPS = 3
 
 _NVML = {
@@ -69,7 +66,7 @@ def _xid(seen: m.Observation, mine: tuple[m.Gpu, ...]) -> m.Plan | None:
     healed = {g.uuid for g in mine if g.recovery == "none"}
     names = {g.uuid for g in mine} | {""}
     for xid in seen.xids:
-        if xid.code in XID_RESET and xid.uuid in names and xid.uuid not in healed:
+        if xid.code in RESET and xid.uuid in names and xid.uuid not in healed:
             return plan("gpus_visible", "gpu-xid", gpus=facts.shown(mine, (xid.uuid,)), xid=xid.code)
     return None
 
@@ -89,6 +86,8 @@ def gpus_ours(config: Config, seen: m.Observation, past: Past) -> m.Plan | None:
     """No foreign process and no foreign memory on our GPUs, and none about to take them."""
     if config.engine.device == "cpu" or isinstance(seen.gpus, m.Unreadable):
         return None  # unreadable with a running engine: nothing is done about others until it is known again
+    if (own := leftover(seen, past)) is not None:
+        return own
     running = facts.engine_up(seen)
     for code, part in (("holders-unreadable", seen.holders), ("units-unreadable", seen.units)):
         if isinstance(part, m.Unreadable):
@@ -177,9 +176,9 @@ def _kill_rest(config: Config, seen: m.Observation, past: Past, unit: m.Unit) ->
 
 def _kill(seen: m.Observation, past: Past, kill: m.KillUnit | m.KillProcess, who: str, pending: bool) -> m.Plan:
     key = budget.key_of(kill)
-    if budget.retry_s(past, key, seen.now, KILL_WAIT_S) > 0:
+    if budget.retry_s(past, key, seen.now, facts.KILL_WAIT_S) > 0:
         return plan("gpus_ours", "evict-stopping", who=who, look_s=1.0)
-    if pending or budget.count_of(past, key, seen.now.boot) >= KILLS:
+    if pending or budget.count_of(past, key, seen.now.boot) >= facts.KILLS:
         return plan("gpus_ours", "evict-stuck", who=who)
     return plan("gpus_ours", "evict-killing", kill, who=who, look_s=1.0)
 
