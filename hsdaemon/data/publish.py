@@ -87,12 +87,16 @@ class Publisher:
         volume_check: Callable[[int], None],
         steps: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Probes what the file system can do. Raises StoreError, DiskFull."""
+        """Probes what the file system can do and removes what a dead writer left. Raises StoreError, DiskFull."""
         self._root, self._quarantine, self._format, self._run, self._epoch = root, quarantine, fmt, run, epoch
         self._volume_check, self._steps = volume_check, steps
         self._identity = run.digest()
         self._able = disk.probe_abilities(root, epoch)
         self._bad: disk.BadVolume | None = None
+        if self._able.way != "linkat":  # the output has one writer, so whatever is left is a dead one's
+            for folder in root.glob("rows_*-*"):
+                disk.sweep_drafts(folder)
+        self._folders: set[Path] = set()  # whose names are durable
         self._local = threading.local()
 
     @property
@@ -157,7 +161,9 @@ class Publisher:
     def _write(self, sample: Row, path: str, source: Dump, stack: contextlib.ExitStack) -> _Ready:
         """Raises DumpRefused, OSError."""
         folder = (self._root / path).parent
-        disk.make_folder(folder)
+        if folder not in self._folders or not folder.is_dir():  # the volume may have come back without it
+            disk.make_folder(folder)
+            self._folders.add(folder)
         stamp = make_stamp(self._format, sample, source.header, self._identity)
         digest = payload_digest(self._format, sample, source, self._buffer()) if self._format.payload_digest else ""
         size = file_size(self._format, sample, source.header, stamp)

@@ -74,13 +74,17 @@ def sync_tree(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create `folder`, its name durable before anything is put below it. Its parent must be there: a path that went
-    away with its volume is not made anew on the disk below. Raises OSError."""
-    if folder.is_dir():
-        return
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir()
-    sync_folder(folder.parent)  # a crash here leaves an empty folder, or none
+    """Create `folder`, its name durable before anything is put below it; one that is there may have been made just
+    before a crash, so its name is synced too. Its parent must be there: a path that went away with its volume is not
+    made anew on the disk below. Raises OSError, SyncFailed."""
+    if not folder.is_dir():
+        folder.mkdir(exist_ok=True)
+    try:
+        sync_folder(folder.parent)  # a crash here leaves an empty folder, or none
+    except SyncFailed:
+        with contextlib.suppress(OSError):  # the next try must make the name anew
+            folder.rmdir()
+        raise
 
 
 def free_bytes(folder: Path) -> int:
