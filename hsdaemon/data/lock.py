@@ -5,6 +5,7 @@ What is written inside is for the message only; nothing judges by it whether the
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -29,6 +30,9 @@ class Lock:
         self._fd = fd
 
     def release(self) -> None:
+        """Free the lock; the file stays, empty, so that `status` names nobody."""
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, 0)
         os.close(self._fd)
 
 

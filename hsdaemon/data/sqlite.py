@@ -14,7 +14,7 @@ from pathlib import Path
 import apsw
 
 from hsdaemon.data import schema
-from hsdaemon.data.connect import DAMAGE, connect, known, pragma, require_wal, sync_folder, translated
+from hsdaemon.data.connect import DAMAGE, Damaged, connect, known, pragma, require_wal, sync_folder, translated
 from hsdaemon.data.identity import RunIdentity, identity_from_json, require_same
 from hsdaemon.data.lock import boot_id
 from hsdaemon.data.manifest import Claim, Counts, Done, Fault, Known, LeaseLost, Rate, State, Stored
@@ -24,6 +24,7 @@ from hsdaemon.errors import StoreError
 
 MANIFEST_NAME = "manifest.db"
 BUCKET_S = 10  # seconds of one progress bucket
+QUICK_ABOVE = 8192  # pages: 32 MiB, about 250,000 rows; a million take 0.4 s instead of 1.3
 KEEP_BUCKETS = 8640  # a day of them
 
 
@@ -284,9 +285,10 @@ class SqliteManifest(Passes):
         return 0 if found is None else int(found[0])
 
     def integrity(self) -> str | None:
-        """What is wrong with the file, or None."""
+        """What is wrong with the file, or None. Large ones are not compared with their indexes: that takes seconds."""
+        kind = "quick_check" if pragma(self.db, "page_count") > QUICK_ABOVE else "integrity_check"
         try:
-            found = self.db.execute("PRAGMA integrity_check(1)").fetchall()
+            found = self.db.execute(f"PRAGMA {kind}(1)").fetchall()
         except DAMAGE as error:
             return str(error)
         return None if found == [("ok",)] else str(found[0][0])
@@ -331,15 +333,13 @@ def exists(path: Path) -> bool:
     """Whether a manifest was made here; a damaged one counts. Raises StoreError when that cannot be told."""
     if not path.exists():
         return False
-    connection = connect(path, apsw.SQLITE_OPEN_READWRITE)
     try:
-        return bool(pragma(connection, "user_version") or pragma(connection, "schema_version"))
-    except DAMAGE:
+        with contextlib.closing(connect(path, apsw.SQLITE_OPEN_READWRITE)) as connection:
+            return bool(pragma(connection, "user_version") or pragma(connection, "schema_version"))
+    except (Damaged, *DAMAGE):
         return True
     except apsw.Error as error:
         raise translated(error, path) from error
-    finally:
-        connection.close()
 
 
 def open_manifest(path: Path, *, clock: Callable[[], float] = boot_seconds) -> SqliteManifest:
