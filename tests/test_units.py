@@ -38,9 +38,16 @@ def test_sy_04_no_unit_hides_the_gpus_or_the_volume(path: Path) -> None:
     hiding = {
         "PrivateDevices", "DevicePolicy", "DeviceAllow", "ProtectProc", "ProcSubset", "PrivateUsers", "PrivateMounts",
         "PrivateNetwork", "PrivateIPC", "MemoryDenyWriteExecute", "InaccessiblePaths", "ProtectHome", "RootDirectory",
-        "TemporaryFileSystem",
+        "TemporaryFileSystem", "ProtectClock",
     }  # fmt: skip
     assert hiding & set(directives(path)) == set()
+
+
+@pytest.mark.parametrize("path", UNITS, ids=NAMES)
+def test_sy_06_no_unit_has_mounts_of_its_own(path: Path) -> None:
+    """A namespace's copy keeps an unmounted volume busy, and may never show one that is mounted later."""
+    own = r"ProtectSystem|PrivateTmp|ProtectKernel|ProtectControl|(ReadWrite|ReadOnly|Exec|NoExec|Bind\w*)Paths|Mount"
+    assert [key for key in directives(path) if re.match(own, key)] == []
 
 
 def test_sy_03_sy_09_the_supervisor_always_comes_back_and_is_watched() -> None:
