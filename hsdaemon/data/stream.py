@@ -148,12 +148,12 @@ class StateCheck:
 
     def _look(self, at: int, values: Words) -> None:
         """Note which states have a value that is not zero (and zero has two signs)."""
-        width = self._unit // values.itemsize
-        skip = min(-(at // values.itemsize) % width, values.size)
+        width, start = self._unit // values.itemsize, at // values.itemsize
+        skip = min(-start % width, values.size)
         whole = (values.size - skip) // width
-        first = (at // values.itemsize + skip) // width
+        first = (start + skip) // width
         if skip:
-            self._seen[first - 1] |= self._any(values[:skip])
+            self._seen[start // width] |= self._any(values[:skip])
         rows = values[skip : skip + whole * width].reshape(whole, width)
         seen = (rows[:, 0] & (self._sign - 1)) != 0  # nearly always: the rest is read only where the first is zero
         doubtful = np.flatnonzero(~seen)
