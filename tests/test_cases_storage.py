@@ -345,7 +345,9 @@ print(json.dumps([attempt(), list(steps), attempt()]))
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(("when", "held"), [("1", False), ("2", False), ("3", False), ("1..2", True), ("1+", True)])
+@pytest.mark.parametrize(
+    ("when", "held"), [("1", False), ("2", False), ("3", False), ("1..2", True), ("2+", True), ("3+", True)]
+)
 def test_st_08_a_failed_fsync_gives_the_inode_up_and_two_hold(when: str, held: bool, tmp_path: Path) -> None:
     if shutil.which("strace") is None:
         pytest.skip("no strace")
@@ -484,6 +486,57 @@ def test_st_18_several_samples_killed_between_their_names(tmp_path: Path) -> Non
     outcomes = publisher_of(root, run).publish_many(items)
     assert [isinstance(o, Published) and o.adopted for o in outcomes] == [True, True, False, False]
     assert len(final_names(root)) == 4
+
+
+@pytest.mark.parametrize("failing", range(2, 6))
+def test_st_08_a_group_is_written_anew_as_a_whole(
+    failing: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, root = run_of("specforge"), tmp_path / "out"
+    items = [(s, dump_of(tmp_path, s, run, states_of(9))) for s in (sample_of(row, 9) for row in range(3))]
+    publisher, count, real = publisher_of(root, run), [0], os.fsync
+
+    def fsync(fd: int) -> None:
+        count[0] += 1
+        if count[0] == failing:  # 1: the name of rows_0-2000; 2 to 4: the samples; 5: the folder
+            raise OSError(errno.EIO, "lost")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    outcomes = publisher.publish_many(items)
+    assert [isinstance(o, Published) and not o.adopted for o in outcomes] == [True] * 3  # all of them on new inodes
+    assert all(whole(root / f"rows_0-2000/data_{sample.row}.ckpt", sample) for sample, _ in items)
+
+
+def test_st_11_a_cured_volume_is_written_to_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, sample = run_of("specforge"), sample_of()
+    publisher = publisher_of(tmp_path / "out", run)
+    dump = dump_of(tmp_path, sample, run, states_of(37))
+
+    def readonly(fd: int) -> None:
+        raise OSError(errno.EROFS, "read-only")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", readonly)
+        with pytest.raises(disk.BadVolume) as caught:
+            publisher.publish(sample, dump)
+        assert caught.value.errno == errno.EROFS
+    assert isinstance(publisher.publish(sample, dump), Published)
+
+
+def test_a_check_of_the_volume_comes_before_every_byte(tmp_path: Path) -> None:
+    run, sample = run_of("specforge"), sample_of()
+    dump = dump_of(tmp_path, sample, run, states_of(37))
+    asked: list[int] = []
+
+    def gone(size: int) -> None:
+        asked.append(size)
+        raise StoreError("cannot write: the volume is not mounted")
+
+    with pytest.raises(StoreError, match="not mounted"):
+        publisher_of(tmp_path / "out", run, volume_check=gone).publish(sample, dump)
+    assert asked == [dump.stat().st_size]
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_another_files_name_is_never_taken(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -138,3 +140,82 @@ def test_probe_write_tells_a_folder_that_takes_no_writes(tmp_path: Path) -> None
     assert error is not None
     assert error.errno == errno.ENOENT
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ballast_is_allocated_kept_and_given_up(tmp_path: Path) -> None:
+    path, size = tmp_path / "ballast", 1 << 20
+    disk.make_ballast(path, size)
+    assert path.stat().st_blocks * 512 >= size
+    inode = path.stat().st_ino
+    disk.make_ballast(path, size)
+    assert path.stat().st_ino == inode
+    assert disk.drop_ballast(path)
+    assert not disk.drop_ballast(path)
+
+
+def test_ballast_that_does_not_fit_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, offset: int, size: int) -> None:
+        os.ftruncate(fd, size // 2)
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(DiskFull):
+        disk.make_ballast(tmp_path / "ballast", 1 << 20)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("way", ["linkat", "renameat2", "link"])
+def test_a_draft_has_no_final_name_until_it_is_named_and_takes_no_others(
+    way: str, direct: bool, tmp_path: Path
+) -> None:
+    for number, expected in ((0, None), (1, FileExistsError)):
+        block = memoryview(mmap.mmap(-1, disk.BLOCK))
+        block[:2] = b"%d!" % number
+        with contextlib.closing(disk.Draft(tmp_path, "x", 2, disk.Abilities(way, direct), "0" * 16)) as draft:
+            draft.write(block)
+            draft.truncate(2)
+            draft.sync()
+            assert (tmp_path / "x").exists() == (number == 1)
+            if expected is None:
+                draft.name("x")
+            else:
+                with pytest.raises(expected):
+                    draft.name("x")
+    assert (tmp_path / "x").read_bytes() == b"0!"
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_swept_folder_keeps_all_but_our_drafts(tmp_path: Path) -> None:
+    kept = ["data_0.ckpt", ".hidden", ".x.tmp", "x.0123456789abcdef.tmp", ".x.0123456789abcdeg.tmp"]
+    for name in [*kept, ".data_1.ckpt.0123456789abcdef.tmp"]:
+        (tmp_path / name).touch()
+    assert disk.sweep_drafts(tmp_path) == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(kept)
+
+
+def test_what_is_set_aside_is_kept_under_another_suffix(tmp_path: Path) -> None:
+    for content in (b"one", b"two"):
+        (tmp_path / "x.pt").write_bytes(content)
+        aside = disk.set_aside(tmp_path / "x.pt", tmp_path / "quarantine")
+        assert (aside.read_bytes(), aside.suffix) == (content, ".bad")
+    assert len(list((tmp_path / "quarantine").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "free", "kind"),
+    [
+        (errno.ENOSPC, 1 << 30, DiskFull),
+        (errno.EDQUOT, 1 << 30, DiskFull),
+        (None, 10, DiskFull),  # a library's own error without an errno: statvfs tells
+        (errno.EIO, 10, disk.BadVolume),
+        (errno.EROFS, 10, disk.BadVolume),
+        (errno.EACCES, 1 << 30, disk.BadVolume),
+    ],
+)
+def test_failures_are_told_by_errno_and_statvfs_not_by_their_text(
+    number: int | None, free: int, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "is_full", lambda folder, needed: needed > free)
+    error = OSError(number, "unexpected pos 576 vs 470") if number else OSError("unexpected pos 576 vs 470")
+    assert isinstance(disk.explain(error, tmp_path, 4096), kind)

@@ -115,7 +115,7 @@ class Publisher:
         """
         if self._bad is not None:
             raise self._bad
-        size = sum(dump.stat().st_size for _, dump in items if dump.exists())
+        size = sum(_bytes_of(dump) for _, dump in items)
         outcomes: list[Outcome] = []
 
         def write() -> None:
@@ -205,6 +205,14 @@ class Publisher:
             self._local.buffer = memoryview(mmap.mmap(-1, BUFFER_BYTES))
         buffer: memoryview = self._local.buffer
         return buffer
+
+
+def _bytes_of(dump: Path) -> int:
+    """Size of a dump; 0 when it is not there, which is found out later."""
+    try:
+        return dump.stat().st_size
+    except OSError:
+        return 0
 
 
 def _same(path: Path, written: Written) -> bool:
