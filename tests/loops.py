@@ -45,7 +45,7 @@ def mount(image: Path, at: Path, *options: str) -> None:
 def fill(folder: Path) -> Path:
     """Take the last block."""
     path = folder / "fill"
-    with path.open("wb", buffering=0) as file:
+    with path.open("ab", buffering=0) as file:
         for size in (1 << 20, 4096, 1):
             with contextlib.suppress(OSError):
                 while file.write(bytes(size)):

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import apsw
 
@@ -98,11 +99,13 @@ def _full(path: Path) -> bool:
 
 
 def connect(path: Path, flags: int) -> apsw.Connection:
+    """Raises StoreError, DiskFull. With SQLITE_OPEN_URI the file is taken as one that nobody changes meanwhile."""
     schema.require_sqlite(apsw.sqlite_lib_version())
     if not flags & apsw.SQLITE_OPEN_CREATE and not path.exists():
         raise StoreError(f"cannot open {path}: there is no manifest; run hs-extract extract, or scan to adopt files")
     try:
-        connection = apsw.Connection(str(path), flags=flags)
+        name = f"file:{quote(str(path))}?immutable=1" if flags & apsw.SQLITE_OPEN_URI else str(path)
+        connection = apsw.Connection(name, flags=flags)
         connection.set_busy_timeout(BUSY_MS)
         for pragma in (
             "page_size = 4096",

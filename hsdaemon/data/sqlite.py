@@ -20,7 +20,7 @@ from hsdaemon.data.lock import boot_id
 from hsdaemon.data.manifest import Claim, Counts, Done, Fault, Known, LeaseLost, Rate, State, Stored
 from hsdaemon.data.passes import NO_FILE, Passes
 from hsdaemon.data.sample import default_name
-from hsdaemon.errors import StoreError
+from hsdaemon.errors import DiskFull, StoreError
 
 MANIFEST_NAME = "manifest.db"
 BUCKET_S = 10  # seconds of one progress bucket
@@ -39,6 +39,7 @@ class SqliteManifest(Passes):
     def __init__(self, path: Path, connection: apsw.Connection, clock: Callable[[], float] = boot_seconds) -> None:
         super().__init__(path, connection)
         self._clock = clock
+        self.relief: Callable[[], bool] = lambda: False  # makes room on a full disk, once; False: there is none left
         self._boot = boot_id()
 
     # -- identity
@@ -98,6 +99,14 @@ class SqliteManifest(Passes):
         return claims
 
     def commit(self, done: Sequence[Done]) -> None:
+        try:
+            self._commit(done)
+        except DiskFull:
+            if not self.relief():
+                raise
+            self._commit(done)
+
+    def _commit(self, done: Sequence[Done]) -> None:
         lost, tokens = [], 0
         with self.write():
             for d in done:
@@ -359,17 +368,20 @@ def open_manifest(path: Path, *, clock: Callable[[], float] = boot_seconds) -> S
 
 
 def open_reader(path: Path) -> SqliteManifest:
-    """Open for reading alone: writes nothing, works on a full or read-only disk."""
-    connection = connect(path, apsw.SQLITE_OPEN_READONLY)
+    """Open for reading alone: works on a full or read-only disk. Raises StoreError, Damaged."""
     try:
-        try:
-            known(connection, path)
-        except (apsw.IOError, apsw.CantOpenError, apsw.ReadOnlyError):
-            # No room for the shared index: nobody else has the file open then, so a private one in memory will do.
-            connection.close()
-            connection = connect(path, apsw.SQLITE_OPEN_READONLY)
-            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-            known(connection, path)
+        return _reader(path, apsw.SQLITE_OPEN_READONLY)
+    except (DiskFull, StoreError):
+        if _log_of(path):
+            raise
+        # No room for the index that readers share: without a log nobody writes, and none is needed.
+        return _reader(path, apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+
+
+def _reader(path: Path, flags: int) -> SqliteManifest:
+    connection = connect(path, flags)
+    try:
+        known(connection, path)
     except apsw.Error as error:
         connection.close()
         raise translated(error, path) from error
@@ -377,3 +389,9 @@ def open_reader(path: Path) -> SqliteManifest:
         connection.close()
         raise
     return SqliteManifest(path, connection)
+
+
+def _log_of(path: Path) -> int:
+    """Bytes in the write-ahead log."""
+    log = path.with_name(f"{path.name}-wal")
+    return log.stat().st_size if log.exists() else 0

@@ -20,8 +20,9 @@ from hsdaemon.data.manifest import Done, Known
 from hsdaemon.data.sample import Sample
 from hsdaemon.data.sqlite import SqliteManifest, create, exists, open_manifest
 from hsdaemon.data.verify import Finding, reconcile
-from hsdaemon.data.volume import Guard, file_system, require_local
-from hsdaemon.errors import StoreError
+from hsdaemon.data.volume import MIB, Guard, file_system, require_local
+from hsdaemon.errors import DiskFull, StoreError
+from hsdaemon.machine import disk
 
 log = structlog.get_logger()
 
@@ -43,6 +44,13 @@ class Store:
     _lock: lock.Lock
     interrupted: int = 0  # rows that were in flight when the last worker ended
     adopted: int = 0  # those of them whose file was whole already
+
+    def keep_ballast(self) -> None:
+        """Have the file that a full disk takes first; without the room for it the work goes on without."""
+        try:
+            disk.make_ballast(backup.ballast_path(self.config), self.config.output.ballast_mib * MIB)
+        except (DiskFull, disk.BadVolume) as error:
+            log.warning("no ballast for a full disk", reason=str(error))
 
     def close(self) -> None:
         """A clean stop: the log is moved into the database, the lock is free."""
@@ -87,6 +95,8 @@ def _open(config: Config, epoch: str, release: str, *, may_have_samples: bool) -
             background=ingest.Background(lambda stop: _background(config, identity, stop)),
             _lock=held,
         )
+        manifest.relief = lambda: disk.drop_ballast(backup.ballast_path(config))
+        store.keep_ballast()
         store.interrupted, store.adopted = freed, _adopt(store, left)
         if rebuilt:
             adopt_tree(store, unstamped=False)

@@ -108,6 +108,7 @@ def _parts(config: Config, epoch: str, store: Store, spool: Spool) -> Parts:
     def space(size: int) -> None:
         store.guard.take()
         store.guard.check(size)
+        store.keep_ballast()
 
     return Parts(
         config=config,
