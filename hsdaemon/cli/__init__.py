@@ -23,6 +23,7 @@ VERBS: dict[str, str] = {
     "check": "find out what is wrong before anything starts",
     "run": "the supervisor: keep everything going with nobody at the keyboard",
     "plan": "what the supervisor would do now, and why",
+    "assess": "the report after a crash: what survived and what will be done",
     "stop": "stop supervisor, worker and engine",
     "reload": "make the supervisor read its configuration again",
     "release": "give evicted units back as they were",

@@ -19,12 +19,17 @@ from hsdaemon.observe import observe
 
 def preview(config: Config, file: str, foreground: bool) -> str:
     """The words of `hs-extract plan`."""
+    return words(look_twice(config, file, foreground))
+
+
+def look_twice(config: Config, file: str, foreground: bool) -> Tick:
+    """Two looks as far apart as a sighting needs, and what they lead to."""
     ports = build.ports(lambda: config, file, foreground, HostClock(), Notify({}))
     seen = observe(ports, config)
     past = budget.look(History.peek(Path(config.paths.state)).past, seen, config)
     ports.clock.wait(SIGHTING_S)
     seen = observe(ports, config)
-    return words(decided(config, seen, budget.look(past, seen, config)))
+    return decided(config, seen, budget.look(past, seen, config))
 
 
 def decided(config: Config, seen: m.Observation, past: budget.Past) -> Tick:
