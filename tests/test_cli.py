@@ -73,6 +73,15 @@ def test_an_unknown_verb_is_a_usage_error() -> None:
     assert "extrcat" in done.stderr
 
 
+def test_the_page_of_exit_codes_is_complete() -> None:
+    page = (ROOT / "docs" / "exit-codes.md").read_text().splitlines()
+    ours = {f"| {code} | {text} |" for code, text in cli.EXITS.items()}
+    for verb in cli.VERBS:
+        ours |= {f"| {verb} | {code} | {text} |" for code, text in getattr(cli.verb_module(verb), "EXITS", {}).items()}
+    rows = {line for line in page if line.startswith("| ") and "---" not in line and "code |" not in line}
+    assert rows == ours
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_knows_every_verb(shell: str) -> None:
     done = run("completion", shell)

@@ -121,11 +121,11 @@ def test_only_a_folder_of_ours_is_emptied(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_each_is_killed_twice_while_there_is_work(seed: int) -> None:
-    kills = run.schedule(256, seed)
+    kills = run.schedule(256, 2, 2, seed)
     assert sorted(k.who for k in kills) == ["engine", "engine", "worker", "worker"]
     assert [k.stored for k in kills] == sorted({k.stored for k in kills})
     assert all(16 <= k.stored < 192 for k in kills)
-    assert run.schedule(256, seed) == kills
+    assert run.schedule(256, 2, 2, seed) == kills
 
 
 def test_the_token_data_set_has_the_promised_lengths(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from hsdaemon.demo import run as play
 from hsdaemon.demo import stage
 from hsdaemon.errors import EXIT_FINDINGS, EXIT_OK
 
+ENGINES = WORKERS = 2  # kills of each
 EXITS = {1: "something was lost, corrupt, extracted twice, or differs from transformers"}
 
 
@@ -31,9 +32,17 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ends with `demo: ok done= redone= lost= corrupt= max_abs_err=`."""
     kind = stage.REAL if args.real else stage.TINY
+    folder = (args.folder or Path("build") / kind.name).resolve()
     signal.signal(signal.SIGTERM, _interrupt)
-    ok = play.run(kind, args.folder or Path("build") / kind.name, args.seed, _say)
-    return EXIT_OK if ok else EXIT_FINDINGS
+    _say(f"making {kind.about}, in {folder}")
+    made = stage.build(kind, folder, args.seed)
+    story, verdict = play.run(made, play.schedule(kind.rows, ENGINES, WORKERS, args.seed), _say)
+    problems = story.problems(verdict)
+    for problem in problems:
+        _say(f"  {problem}")
+    _say(f"look around: hs-extract status -c {made.config}")
+    _say(story.line(verdict))
+    return EXIT_FINDINGS if problems else EXIT_OK
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

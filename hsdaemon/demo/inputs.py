@@ -12,7 +12,7 @@ from pydoc_data.topics import topics  # the language reference, part of every Py
 
 FIRST_ID = 4  # below are the special tokens of the tiny models
 LICENCES = Path("/usr/share/common-licenses")  # on every Debian
-WORDS = (15, 215)  # of a document: 50 to 400 tokens with the chat template around it
+WORDS = (15, 185)  # of a document: 50 to 400 tokens with the chat template around it
 
 
 def write_tokens(path: Path, rows: int, vocab: int, lengths: tuple[int, int], chunk: int, seed: int) -> None:
@@ -52,13 +52,18 @@ def _documents(draw: random.Random) -> Iterator[tuple[str, str]]:
         }
     for title, text in texts.items():
         piece: list[str] = []
-        wanted = draw.randint(*WORDS)
+        wanted = _size(draw)
         for paragraph in _prose(text):
             piece += paragraph.split()
             if len(piece) >= wanted:
                 if len(piece) <= WORDS[1]:
                     yield title, " ".join(piece)
-                piece, wanted = [], draw.randint(*WORDS)
+                piece, wanted = [], _size(draw)
+
+
+def _size(draw: random.Random) -> int:
+    """Words wanted of a document: any within WORDS, short ones more often."""
+    return round(draw.triangular(*WORDS, WORDS[0]))
 
 
 def _prose(text: str) -> Iterator[str]:

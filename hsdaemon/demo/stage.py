@@ -33,8 +33,10 @@ class Kind(Struct, frozen=True):
     model: str  # what hsdaemon.demo.make makes
     rows: int
     chunk: int
+    concurrency: int  # requests in flight: what a kill costs
     relative: bool
     about: str
+    lengths: tuple[int, int] = (8, 1500)  # tokens of a sample of the tiny model
 
 
 TINY = Kind(
@@ -42,6 +44,7 @@ TINY = Kind(
     model="tiny",
     rows=256,
     chunk=256,
+    concurrency=12,
     relative=False,
     about="a tiny Kimi-K2.5 (8 layers, random weights) and 256 samples of 8 to 1,500 tokens",
 )
@@ -50,10 +53,10 @@ REAL = Kind(
     model="smollm2",
     rows=64,
     chunk=128,
+    concurrency=4,
     relative=True,
     about="SmolLM2-135M-Instruct as float32 and 64 English documents as chats",
 )
-LENGTHS = (8, 1500)  # tokens of the tiny demonstration's samples
 VOCAB = 512
 
 
@@ -80,8 +83,8 @@ def build(kind: Kind, folder: Path, seed: int) -> Stage:
             shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
     if not model.is_dir():
         _child(folder / "make.log", sys.executable, "-m", "hsdaemon.demo.make", kind.model, str(model))
-    if kind is TINY:
-        inputs.write_tokens(data, kind.rows, VOCAB, LENGTHS, kind.chunk, seed)
+    if kind.model == "tiny":
+        inputs.write_tokens(data, kind.rows, VOCAB, kind.lengths, kind.chunk, seed)
     else:
         inputs.write_chats(folder / "chats.jsonl", kind.rows, seed)
         chats = str(folder / "chats.jsonl")
@@ -166,7 +169,7 @@ def _toml(stage: Stage) -> str:
             "mem_fraction": 0.3,
             "watchdog_s": 300.0,
         },
-        "worker": {"concurrency": 12, "request_timeout_s": 120.0, "dump_timeout_s": 20.0},
+        "worker": {"concurrency": stage.kind.concurrency, "request_timeout_s": 120.0, "dump_timeout_s": 20.0},
         "paths": {name: str(stage.folder / name) for name in ("run", "state", "log")},
     }
     lines = []
