@@ -153,13 +153,16 @@ class FakeUnits:
             w.wrong(f"{name} was killed while it runs")
         if name not in (VLLM, m.ENGINE_UNIT):
             w.wrong(f"{name} was killed, no policy names it")
-        for pid in set(pids) & unit.pids:
+        hit = set(pids) & unit.pids
+        for pid in hit:
             w.procs[pid].kills += 1
             if w.procs[pid].kills > 2:
                 w.wrong(f"pid {pid} was killed {w.procs[pid].kills} times")
             w.end(pid)
+        if hit and not unit.pids and unit.active == "active":
+            w.die(unit, "signal", 9)
         w.risk()
-        return DONE
+        return DONE if hit else MOVED
 
     def lease(self, name: str, file_state: str, was_up: bool) -> m.Outcome:
         w = self.world

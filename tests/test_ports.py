@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from fakes import FakeUnits
 from sdbox import Box, until
+from world import World
 
 from hsdaemon.core.model import ENGINE_UNIT, WORKER_UNIT, Unit, Unreadable
 from hsdaemon.machine.ports import Units
@@ -23,8 +25,11 @@ STUBBORN = ["/bin/sh", "-c", "trap '' TERM; sleep infinity & sleep infinity & wa
 class Host:
     """A Units port, and the ways to see and disturb its processes from outside."""
 
-    def __init__(self, units: Units, kill: Callable[[int], None], alive: Callable[[int], bool]) -> None:
+    def __init__(
+        self, units: Units, kill: Callable[[int], None], alive: Callable[[int], bool], family: int = 3
+    ) -> None:
         self.units, self.kill, self.alive = units, kill, alive
+        self.family = family  # processes of the stubborn unit
 
     def read(self, name: str) -> Unit:
         seen = self.units.read([name])
@@ -37,12 +42,32 @@ class Host:
         return self.read(name)
 
 
-@pytest.fixture(params=["processes", pytest.param("systemd", marks=pytest.mark.root)])
+@pytest.fixture(params=["fake", "processes", pytest.param("systemd", marks=pytest.mark.root)])
 def host(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Host]:
-    if request.param == "processes":
+    if request.param == "fake":
+        yield simulated()
+    elif request.param == "processes":
         yield from processes(tmp_path)
     else:
         yield from systemd(tmp_path, request.getfixturevalue("box"))
+
+
+class Passing(FakeUnits):
+    """The fake, on a host where time passes between two looks."""
+
+    def read(self, names: Sequence[str], patterns: Sequence[str] = ()) -> tuple[Unit, ...] | Unreadable:
+        self.world.step(1.0)
+        return super().read(names, patterns)
+
+
+def simulated() -> Host:
+    world = World()
+
+    def kill(pid: int) -> None:
+        (unit,) = [unit for unit in world.services.values() if pid in unit.pids]
+        world.die(unit, "signal", 9)
+
+    return Host(Passing(world), kill, lambda pid: pid in world.procs, family=1)
 
 
 def processes(folder: Path) -> Iterator[Host]:
@@ -108,7 +133,7 @@ def test_a_stop_ends_all_of_it_and_only_the_invocation_it_was_decided_on(host: H
 
 def test_ev_14_en_01_what_ignores_term_is_killed_with_its_children_after_the_grace(host: Host) -> None:
     unit = host.up(WORKER_UNIT)
-    until(lambda: len(host.read(WORKER_UNIT).pids) == 3)
+    until(lambda: len(host.read(WORKER_UNIT).pids) == host.family)
     assert host.units.stop(WORKER_UNIT, unit.invocation).result == "done"
     until(lambda: host.read(WORKER_UNIT).gone)
 
