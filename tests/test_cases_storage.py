@@ -100,13 +100,16 @@ def spool() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def loop_mount(folder: Path, mib: int, *options: str) -> Iterator[Path]:
-    """A fresh ext4 of `mib` MiB on a loop device."""
+def loop_mount(folder: Path, mib: int, kind: str = "ext4") -> Iterator[Path]:
+    """A fresh file system of `mib` MiB on a loop device."""
+    if shutil.which(f"mkfs.{kind}") is None or f"\t{kind}\n" not in Path("/proc/filesystems").read_text():
+        pytest.skip(f"no {kind} here")
     image, mount = folder / "v.img", folder / "v"
     mount.mkdir()
     with image.open("wb") as file:
         file.truncate(mib << 20)
-    subprocess.run(["mkfs.ext4", "-q", "-m0", *options, str(image)], check=True)
+    options = ["-q", "-m0"] if kind == "ext4" else ["-q"]
+    subprocess.run([f"mkfs.{kind}", *options, str(image)], check=True)
     subprocess.run(["mount", "-o", "loop", str(image), str(mount)], check=True)
     try:
         yield mount
@@ -232,9 +235,9 @@ def shut_down(mount: Path) -> None:
     os.close(fd)
 
 
-def after_power_cut(folder: Path, work: Callable[[Path], None]) -> list[tuple[str, int]]:
+def after_power_cut(folder: Path, work: Callable[[Path], None], kind: str = "ext4") -> list[tuple[str, int]]:
     """Files and their sizes after `work` on a loop mount, a power cut and a replay of the journal."""
-    with loop_mount(folder, 32) as mount:
+    with loop_mount(folder, 320 if kind == "xfs" else 32, kind) as mount:
         work(mount)
         shut_down(mount)
     subprocess.run(["mount", "-o", "loop", str(folder / "v.img"), str(folder / "v")], check=True)
@@ -247,7 +250,8 @@ def after_power_cut(folder: Path, work: Callable[[Path], None]) -> list[tuple[st
 
 @root_only
 @pytest.mark.root
-def test_st_06_no_empty_file_after_a_power_cut(tmp_path: Path, spool: Path) -> None:
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_st_06_no_empty_file_after_a_power_cut(kind: str, tmp_path: Path, spool: Path) -> None:
     run, sample = run_of("specforge"), sample_of()
     dump = dump_of(spool, sample, run, states_of(37))
     sizes: list[int] = []
@@ -257,7 +261,22 @@ def test_st_06_no_empty_file_after_a_power_cut(tmp_path: Path, spool: Path) -> N
         assert isinstance(outcome, Published)
         sizes.append(outcome.size)
 
-    assert after_power_cut(tmp_path, work) == [("out/rows_0-2000/data_0.ckpt", sizes[0])]
+    assert after_power_cut(tmp_path, work, kind) == [("out/rows_0-2000/data_0.ckpt", sizes[0])]
+
+
+@root_only
+@pytest.mark.root
+@pytest.mark.parametrize("kind", ["xfs", "btrfs"])
+def test_local_file_systems_have_the_best_way(kind: str, tmp_path: Path, spool: Path) -> None:
+    run, sample = run_of("specforge"), sample_of()
+    with loop_mount(tmp_path, 320, kind) as mount:
+        publisher = publisher_of(mount / "out", run)
+        assert publisher.abilities == disk.Abilities("linkat", True)
+        for adopted in (False, True):
+            outcome = publisher.publish(sample, dump_of(spool, sample, run, states_of(37)))
+            assert isinstance(outcome, Published)
+            assert outcome.adopted == adopted
+            assert whole(mount / "out" / outcome.path, sample)
 
 
 @root_only
