@@ -35,9 +35,9 @@ def schedule(seed: int) -> list[tuple[float, str]]:
     return sorted((rng.random() * 400, rng.choice(FAULTS)) for _ in range(rng.randrange(1, 10)))
 
 
-def simulate(seed: int, faults: list[tuple[float, str]] | None = None, keep: int = 400) -> Result:
-    """Play one seed. Any violation ends in the result, never in an exception."""
-    world = World(seed)
+def simulate(seed: int, faults: list[tuple[float, str]] | None = None, keep: int = 400, cut_in: int = -1) -> Result:
+    """Play one seed; the supervisor dies `cut_in` steps after its start. A violation ends in the result."""
+    world = World(seed, cut_in=cut_in)
     if world.rng.random() < 0.5:
         world.fault("vllm")
     due = schedule(seed) if faults is None else list(faults)

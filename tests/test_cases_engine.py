@@ -1,0 +1,211 @@
+"""Cases of the engine's life cycle that are decisions: what is seen, and what is planned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from scenes import (
+    ENDPOINT,
+    ENGINE,
+    NOW,
+    WORKER,
+    acted,
+    busy,
+    crashes,
+    died,
+    engine,
+    gpus,
+    holder,
+    kinds,
+    loading,
+    past_of,
+    plan_of,
+    rest,
+    young,
+)
+from world import CONFIG
+
+from hsdaemon.core import budget
+from hsdaemon.core import model as m
+from hsdaemon.core.decide import decide
+
+DOWN = m.Unit(m.ENGINE_UNIT, active="failed", invocation="e1", since_s=4000, result="signal", status=9)
+STOPPED = m.Worker(m.Unit(m.WORKER_UNIT, invocation="w1", since_s=4100))
+
+
+def stalled(**more: object) -> m.Observation:
+    return replace(busy(), **more)  # type: ignore[arg-type]
+
+
+def test_en_01_ranks_that_outlive_the_engine_are_killed_before_a_new_start() -> None:
+    """The port is free and the unit is dead: the cgroup and the memory are what counts."""
+    ranks = (holder(51, m.ENGINE_UNIT, exe="/usr/bin/python3"),)
+    left = rest(engine=young(replace(DOWN, pids=(51,))), gpus=gpus(70_000), holders=ranks)
+    assert plan_of(left, looked_s=5).reason == "engine-stopping"
+    assert plan_of(left, looked_s=20).actions == (m.KillUnit(m.ENGINE_UNIT, "e1", (51,)),)
+    killed = acted(m.KillUnit(m.ENGINE_UNIT, "e1", (51,)), 100)
+    assert plan_of(left, looked_s=200, events=[killed, killed]).reason == "engine-stuck"
+    memory = rest(engine=young(DOWN), gpus=gpus(70_000))
+    assert plan_of(memory).reason == "gpus-settling", "nobody is left, but the memory is not free yet"
+
+
+def test_en_02_an_unclean_end_takes_the_next_port() -> None:
+    start = plan_of(rest(engine=young(DOWN))).actions[-1]
+    assert isinstance(start, m.StartEngine)
+    assert start.port == ENDPOINT.port + 1
+    clean = replace(DOWN, active="inactive", result="success", status=0)
+    start = plan_of(rest(engine=young(clean))).actions[-1]
+    assert isinstance(start, m.StartEngine)
+    assert start.port == ENDPOINT.port
+
+
+def test_en_03_en_04_taken_ports_are_known_before_the_load() -> None:
+    free = m.Engine(
+        m.Unit(m.ENGINE_UNIT), busy_ports=((30000, "python3 (pid 7)"), (30001, "nginx (pid 8)")), wanted="w"
+    )
+    assert plan_of(rest(engine=free)).actions == (m.StartEngine("", 30002, "w"),)
+    full = replace(free, busy_ports=tuple((p, f"python3 (pid {p})") for p in range(30000, 30020)))
+    plan = plan_of(rest(engine=full))
+    assert plan.reason == "ports-busy"
+    assert "30000: python3 (pid 30000)" in plan.sentence
+
+
+def test_en_05_en_06_progress_judges_a_healthy_engine_that_hangs() -> None:
+    """Health is fine all the time: worker, engine, person, in this order."""
+    healthy = stalled()
+    assert plan_of(healthy, looked_s=50).reason == "extracting"
+    assert plan_of(healthy, looked_s=70).actions == (m.StopWorker("w1", "worker-stalled"),)
+    first = acted(m.StopWorker("w0", "worker-stalled"), 200)
+    assert plan_of(healthy, 70, [first]).actions == (m.StopEngine("e1", "engine-stalled"),)
+    second = acted(m.StopEngine("e0", "engine-stalled"), 150)
+    assert plan_of(healthy, 70, [first, second]).reason == "stalled"
+
+
+def test_en_06_new_samples_wipe_what_was_held_against_them() -> None:
+    first = acted(m.StopWorker("w0", "worker-stalled"), 200, settled=41)
+    second = acted(m.StopEngine("e0", "engine-stalled"), 150, settled=41)
+    assert plan_of(stalled(), 70, [first, second]).actions == (m.StopWorker("w1", "worker-stalled"),)
+
+
+def test_en_07_a_silent_probe_restarts_nothing_while_rows_land() -> None:
+    silent = busy(engine=engine(health="silent"))
+    assert plan_of(silent, looked_s=40).reason == "extracting"
+
+
+def test_en_08_a_silent_start_is_found_and_stale_locks_go_only_with_the_engine() -> None:
+    plan = plan_of(loading(for_s=60), looked_s=55)
+    assert plan.reason == "engine-silent"
+    assert kinds(plan) == ["StopEngine"]
+    lock = ("/cache/lock",)
+    assert plan_of(rest(engine=young(DOWN, stale=lock))).actions == (m.SweepStale(lock),)
+    assert "SweepStale" not in kinds(plan_of(busy(engine=engine(stale=lock))))
+
+
+def test_en_09_a_hang_in_set_up_ends_at_its_deadline() -> None:
+    assert plan_of(loading(for_s=49), looked_s=48).reason == "engine-loading"
+    assert plan_of(loading(for_s=52), looked_s=51).reason == "engine-silent"
+
+
+def test_en_10_a_growing_log_extends_the_patience() -> None:
+    """Loads for three times the configured patience; its log grows to the end, then no more."""
+    past, start_s = budget.Past(), NOW.mono_s
+    unit = replace(ENGINE, since_s=start_s)
+    for age in range(0, 310, 10):
+        seen = loading(now=replace(NOW, mono_s=start_s + age), engine=young(unit, log_bytes=age * 10))
+        past = budget.look(past, seen, CONFIG)
+        assert plan_with(seen, past).reason == "engine-loading", age
+    quiet = replace(seen, now=replace(NOW, mono_s=start_s + 330))
+    assert plan_with(quiet, budget.look(past, quiet, CONFIG)).reason == "engine-late"
+
+
+def plan_with(seen: m.Observation, past: budget.Past) -> m.Plan:
+    return decide(CONFIG, seen, past)
+
+
+def test_en_11_en_13_starts_without_progress_end_in_a_hold_with_the_last_words() -> None:
+    dead = rest(engine=young(DOWN, last_lines=("RuntimeError: no kernel image",)))
+    assert plan_of(dead, events=crashes(1)).reason == "engine-start"
+    plan = plan_of(dead, events=crashes(3))
+    assert plan.reason == "engine-budget"
+    assert "no kernel image" in plan.sentence
+
+
+def test_en_11_waits_double() -> None:
+    events: list[budget.Event] = [acted(m.StartEngine("a", 30000, "w"), 30), died("signal 11", 1.0)]
+    assert plan_of(rest(engine=young(DOWN)), events=events).reason == "engine-backoff"
+    assert [budget.backoff_s(n, 10, 900) for n in (1, 2, 3, 9)] == [10, 20, 40, 900]
+
+
+def test_en_12_crashes_with_progress_in_between_never_hold() -> None:
+    events = [e for n in range(20) for e in crashes(1, settled=20 + n)]
+    assert plan_of(rest(engine=young(DOWN)), events=events).reason == "engine-start"
+
+
+def test_en_13_the_budget_survives_a_reboot_and_a_person_ends_it() -> None:
+    booted = rest(now=replace(NOW, boot="boot-2"))
+    events = [*crashes(2), *crashes(1, boot="boot-2")]
+    assert plan_of(booted, events=events).reason == "engine-budget"
+    assert plan_of(booted, events=[*events, budget.Reset(NOW)]).reason == "engine-start"
+
+
+def test_en_13_starts_cut_by_reboots_weigh_less_but_not_nothing() -> None:
+    cut: list[budget.Event] = [acted(m.StartEngine("", 30000, "w"), 10, f"old-{n}") for n in range(11)]
+    assert plan_of(rest(), events=cut).reason == "engine-start"
+    assert plan_of(rest(), events=[*cut, acted(m.StartEngine("", 30000, "w"), 9, "old-x")]).reason == "engine-budget"
+
+
+def test_en_14_en_15_only_a_proof_of_this_very_start_lets_the_worker_run() -> None:
+    ready = busy(proof=None, worker=STOPPED)
+    assert plan_of(ready).actions == (m.RunProof("e1", "p1"),)
+    old = m.Proof("e0", True)
+    assert plan_of(busy(proof=old, worker=STOPPED)).actions == (m.RunProof("e1", "p1"),)
+    assert plan_of(busy(proof=old)).actions == (m.StopWorker("w1", "worker-unproved"),)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [("inert", "proof-inert"), ("spool", "proof-spool"), ("continuity", "proof-continuity"), ("norm", "proof-content"),
+     ("?", "proof-failed")],
+)  # fmt: skip
+def test_en_14_a_failed_proof_holds(code: str, reason: str) -> None:
+    failed = busy(proof=m.Proof("e1", False, code, "words of the proof"), worker=STOPPED)
+    ran = acted(m.RunProof("e1", "p0"), 50)
+    plan = plan_of(failed, events=[ran])
+    assert (plan.reason, plan.actions) == (reason, ())
+    assert "words of the proof" in plan.sentence
+    assert kinds(plan_of(failed, events=[ran, budget.Reset(NOW)])) == ["RunProof"], "a person mended it"
+
+
+def test_en_14_an_engine_that_does_not_answer_its_proof_is_restarted() -> None:
+    mute = busy(proof=m.Proof("e1", False, "timeout", "no answer"), worker=STOPPED)
+    ran = acted(m.RunProof("e1", "p0"), 50)
+    assert kinds(plan_of(mute, events=[ran])) == ["RunProof"]
+    assert kinds(plan_of(mute, events=[ran, ran])) == ["StopEngine"]
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [("absent", "patching"), ("older", "patching"), ("foreign", "patch-foreign"), ("read-only", "patch-read-only"),
+     ("unsupported", "release-unsupported"), ("missing", "engine-missing")],
+)  # fmt: skip
+def test_en_16_the_capture_is_looked_for_before_each_start(state: str, reason: str) -> None:
+    lost = rest(engine=young(m.Unit(m.ENGINE_UNIT), capture=m.Capture(state, "0.5.23")))
+    assert plan_of(lost).reason == reason
+    running = busy(engine=engine(capture=m.Capture(state, "0.5.23")))
+    assert plan_of(running).reason == "extracting", "a running engine is judged by its proof"
+
+
+def test_en_16_a_patch_that_does_not_take_holds() -> None:
+    lost = rest(engine=young(m.Unit(m.ENGINE_UNIT), capture=m.Capture("absent", "0.5.23")))
+    tried = acted(m.ApplyPatch("0.5.23"), 60)
+    assert plan_of(lost, events=[tried, tried]).reason == "patch-failed"
+
+
+def test_sy_12_a_new_supervisor_adopts_what_runs() -> None:
+    """No history at all, everything runs and is proved: nothing is started, stopped or proved again."""
+    past = budget.look(budget.Past(), busy(), CONFIG)
+    plan = plan_with(busy(), past)
+    assert (plan.reason, plan.actions) == ("extracting", ())
+    assert past_of(busy()).starts == ()
+    assert WORKER.up
