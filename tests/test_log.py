@@ -1,22 +1,19 @@
 """One event, two renderings: lines for people, native fields in the journal."""
 
 import io
+import json
 import os
 import socket
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import structlog
+from sdbox import Box, until
 
 from hsdaemon.machine import log
-
-
-@pytest.fixture(autouse=True)
-def plain_structlog() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture
@@ -116,3 +113,24 @@ def test_a_stale_journal_variable_is_not_believed() -> None:
     log.setup(out, {"JOURNAL_STREAM": "1:2"})
     structlog.get_logger().info("hello")
     assert "hello" in out.getvalue()
+
+
+SPEAKER = """
+import structlog
+from hsdaemon.machine import log
+log.setup()
+structlog.get_logger().error("engine died", sample="data_12", reason="x" * 1_000_000, message_id="ab" * 16)
+"""
+
+
+@pytest.mark.root
+def test_a_real_journal_keeps_every_field(box: Box) -> None:
+    root = str(Path(__file__).parent.parent)
+    box.start_unit("speaker", sys.executable, "-c", SPEAKER, env={"PYTHONPATH": root}, props=["RemainAfterExit=yes"])
+    query = ("-o", "json", "--all", "MESSAGE_ID=" + "ab" * 16)
+    until(lambda: box.journal(*query), 30)
+    fields = json.loads(box.journal(*query).splitlines()[0])
+    assert fields["_SYSTEMD_UNIT"] == "speaker.service"
+    assert (fields["SAMPLE"], fields["PRIORITY"]) == ("data_12", "3")
+    assert fields["MESSAGE"].startswith("engine died sample=data_12 ")
+    assert len(fields["REASON"]) == 1_000_000
