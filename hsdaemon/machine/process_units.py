@@ -1,7 +1,7 @@
 """The port Units without systemd: engine, proof and worker as processes of their own sessions.
 
 They outlive the supervisor, as units do: what was started is written down under `run`, and a supervisor that starts
-again finds it there. Members are found by the INVOCATION_ID in their environment, so none escapes by a new session.
+again finds it there.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Processes:
             return Outcome("moved-on", f"another start of {name} runs")
         self._write(name, msgspec.structs.replace(started, stopping=True))
         _signal(started.pid, started.start_ticks, signal.SIGTERM)
-        timer = threading.Timer(self._grace_s, lambda: _kill_members(invocation))
+        timer = threading.Timer(self._grace_s, lambda: _kill_members(started))
         timer.daemon = True
         timer.start()
         return Outcome("done")
@@ -91,7 +91,7 @@ class Processes:
         started = self._started(name)
         if started is None or started.invocation != invocation:
             return Outcome("moved-on", f"another start of {name} runs")
-        hit = _kill_members(invocation, pids)
+        hit = _kill_members(started, pids)
         return Outcome("done") if hit else Outcome("moved-on", f"none of {tuple(pids)} is in {name} any more")
 
     def lease(self, name: str, file_state: str, was_up: bool) -> Outcome:  # noqa: ARG002  # the port's signature
@@ -116,7 +116,7 @@ class Processes:
         started = self._reaped(name)
         if started is None:
             return Unit(name)
-        pids = members(started.invocation)
+        pids = members(started)
         alive = started.pid in pids and start_ticks(started.pid) == started.start_ticks
         active, result, status = _state(started, alive)
         return Unit(
@@ -173,15 +173,18 @@ def start_ticks(pid: int) -> int:
     return 0 if state in "ZX" else int(rest[18])
 
 
-def members(invocation: str) -> tuple[int, ...]:
-    """Every living process that was started with this INVOCATION_ID."""
-    wanted = f"{MARK}={invocation}".encode()
+def members(started: Started) -> tuple[int, ...]:
+    """Every living process of this start: of its session, or with its INVOCATION_ID. Neither is enough: some leave the
+    session, others overwrite their environment with a title."""
+    wanted = f"{MARK}={started.invocation}".encode()
+    leader = start_ticks(started.pid)
+    ours = leader in (0, started.start_ticks)  # a session's number is not given out again while a member lives
     found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError):
-                if wanted in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
-                    found.append(int(entry))
+    for entry in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            same = ours and os.getsid(int(entry)) == started.pid
+            if same or wanted in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
+                found.append(int(entry))
     return tuple(sorted(pid for pid in found if start_ticks(pid)))
 
 
@@ -198,7 +201,7 @@ def _signal(pid: int, ticks: int, number: int) -> bool:
     return False
 
 
-def _kill_members(invocation: str, only: Sequence[int] | None = None) -> bool:
+def _kill_members(started: Started, only: Sequence[int] | None = None) -> bool:
     """KILL the members (of `only`). True when one was there."""
-    hit = [_signal(pid, start_ticks(pid), signal.SIGKILL) for pid in members(invocation) if only is None or pid in only]
+    hit = [_signal(pid, start_ticks(pid), signal.SIGKILL) for pid in members(started) if only is None or pid in only]
     return any(hit)
