@@ -19,6 +19,7 @@ from pathlib import Path
 
 import blklog
 import numpy as np
+import outputs
 import pytest
 from samples import dump_of, publisher_of, run_of, sample_of, states_of
 
@@ -488,6 +489,32 @@ def test_st_18_killed_between_any_two_steps_it_is_redone_or_adopted(fmt: str, st
     assert outcome.adopted == bool(left)
     assert final_names(root) == [outcome.path]
     assert whole(root / outcome.path, sample)
+
+
+@pytest.mark.parametrize("step", [*STEPS, "committed"])
+def test_st_18_killed_between_publication_and_commit_nothing_is_lost_or_twice(step: str, tmp_path: Path) -> None:
+    config = outputs.config_for(tmp_path, outputs.lines(3))
+
+    def work() -> None:
+        store = outputs.ready(config)
+        done = [outputs.publish(store, claim, tmp_path) for claim in store.manifest.claim(1)]
+        writer = outputs.publisher(store)
+        writer._steps = die_at(step)
+        (claim,) = store.manifest.claim(1)
+        store.manifest.commit(done)
+        store.manifest.commit([outputs.publish(store, claim, tmp_path, writer)])
+        die()
+
+    assert killed_at(work) == signal.SIGKILL
+    store = outputs.ready(config, "f" * 16)  # a later run of the worker: reconciles before the first request
+    counts = store.manifest.counts()
+    assert counts.done == 1 + (step in ("named", "folder synced", "committed"))  # adopted, or never left
+    assert outputs.extract(store, tmp_path) == 3 - counts.done
+    stored = store.manifest.stored()
+    assert [item.row for item in stored] == [0, 1, 2]
+    assert final_names(store.root) == sorted(item.path for item in stored)
+    assert all((store.root / item.path).stat().st_size == item.size for item in stored)
+    store.close()
 
 
 def test_st_18_several_samples_killed_between_their_names(tmp_path: Path) -> None:
