@@ -92,7 +92,10 @@ class Finder:
         except TimeoutError:
             self.reason = f"the engine at {candidate.url}: it does not answer"
             return None
-        except aiohttp.ClientError as error:
+        except aiohttp.ClientConnectorError:
+            self.reason = f"the engine at {candidate.url}: nothing listens there, it loads or is gone"
+            return None
+        except (aiohttp.ClientError, ConnectionError) as error:
             self.reason = f"the engine at {candidate.url}: {error}"
             return None
         except (ValueError, AttributeError):

@@ -90,9 +90,9 @@ class Reporter:
         self._notify.status(report.sentence())
         if self._live is not None:
             self._live.update(_table(report))
-        changed = (report.phase, report.waits_for) != self._said
-        if self._live is None and (changed or now - self._said_at >= LINE_S):
-            self._said, self._said_at = (report.phase, report.waits_for), now
+        said = (report.phase, report.waits_for if report.phase in ("paused", "waiting") else "")
+        if self._live is None and (said != self._said or now - self._said_at >= LINE_S):
+            self._said, self._said_at = said, now
             _log.info(report.sentence())
 
     def _write(self, report: Report) -> None:
