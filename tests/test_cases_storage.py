@@ -201,13 +201,15 @@ def test_st_04_a_full_disk_is_named_leaves_nothing_and_goes_on(
     run, sample = run_of("specforge", hidden=2048), sample_of(0, 1200)
     dump = dump_of(spool, sample, run, states_of(1200, 2048))  # 20 MB
     with loop_mount(tmp_path, 36) as mount:
-        publisher = publisher_of(mount / "out", run)
+        steps: list[str] = []
+        publisher = publisher_of(mount / "out", run, steps=steps.append)
         filler = mount / "filler"
         filler.write_bytes(bytes(16 << 20))
         for _ in range(2):
             with pytest.raises(DiskFull, match="disk full"):
                 publisher.publish(sample, dump)
         assert [path for path in (mount / "out").rglob("*") if path.is_file()] == []
+        assert steps == ["checked"] * 2  # the disk said so before the first byte
         filler.unlink()
         outcome = publisher.publish(sample, dump)
         assert isinstance(outcome, Published)
