@@ -125,3 +125,65 @@ def test_ev_01_after_a_boot_the_rogue_is_evicted_and_the_engine_started_without_
     print(f"adopted after {time.monotonic() - start:.1f} s")
     time.sleep(3)
     assert host.show(ENGINE_UNIT, "MainPID") == engine
+
+
+def quiet(box: Box) -> None:
+    """No rogue this time."""
+    box.exec("systemctl", "disable", VLLM)
+    box.exec("systemctl", "start", "driver")
+
+
+def nvml_says(box: Box, *lines: str) -> None:
+    box.put(f"{STATE}.new", "\n".join((GPUS.format(used=4), *lines)) + "\n")
+    box.exec("mv", f"{STATE}.new", STATE)
+
+
+def test_ev_10_ev_16_whom_no_policy_names_is_reported_by_name_waited_for_and_left_alone(host: Box) -> None:
+    quiet(host)
+    host.put("/etc/systemd/system/jupyter.service", VLLM_UNIT)
+    host.exec("systemctl", "daemon-reload")
+    host.exec("systemctl", "start", "jupyter")
+    until(lambda: "proc" in host.sh(f"cat {STATE}"))
+    host.exec("systemctl", "start", "hs-extract")
+    until(lambda: "jupyter.service" in host.show("hs-extract", "StatusText"), 20)
+    pid = host.show("jupyter", "MainPID")
+    time.sleep(4)
+    assert (host.show("jupyter", "MainPID"), host.show(ENGINE_UNIT, "ActiveState")) == (pid, "inactive")
+    host.exec("systemctl", "stop", "jupyter")
+
+    scope = f"docker-{'ab' * 32}.scope"
+    host.start_unit("docker", "systemd-run", "--scope", f"--unit={scope}", "/usr/local/libexec/holder")
+    until(lambda: "container" in host.show("hs-extract", "StatusText"), 20)
+    time.sleep(3)
+    assert host.show(scope, "ActiveState") == "active"
+    host.exec("systemctl", "stop", scope)
+    host.exec("/usr/local/libexec/driver")
+    until(lambda: host.show(ENGINE_UNIT, "ActiveState") == "active", 20)
+
+
+def test_st_09_gp_14_a_volume_and_a_driver_that_come_late_are_waited_for(host: Box) -> None:
+    quiet(host)
+    host.sh(f"mv /var/lib/hs/.hs-extract-volume /root/; rm {STATE}")
+    host.exec("systemctl", "start", "hs-extract")
+    until(lambda: "marker" in host.show("hs-extract", "StatusText"), 20)
+    host.exec("mv", "/root/.hs-extract-volume", "/var/lib/hs/")
+    until(lambda: "driver" in host.show("hs-extract", "StatusText"), 20)
+    assert host.sh("ls /var/lib/hs") == "lost+found" or "states" not in host.sh("ls /var/lib/hs")
+    host.exec("/usr/local/libexec/driver")
+    ready = time.monotonic()
+    until(lambda: host.show(ENGINE_UNIT, "ActiveState") == "active", 20)
+    print(f"engine started {time.monotonic() - ready:.1f} s after the driver was there")
+
+
+def test_gp_05_gp_06_a_running_engine_is_left_alone_while_nvml_fails_or_hangs(host: Box) -> None:
+    quiet(host)
+    host.exec("systemctl", "start", "hs-extract")
+    until(lambda: host.show(ENGINE_UNIT, "ActiveState") == "active", 20)
+    engine = host.show(ENGINE_UNIT, "MainPID")
+    nvml_says(host, "fail * 18")
+    time.sleep(4)
+    assert host.show(ENGINE_UNIT, "MainPID") == engine
+    nvml_says(host, "delay nvmlDeviceGetCount 600000")
+    before = host.show("hs-extract", "StatusText")
+    until(lambda: host.show("hs-extract", "StatusText") != before, 25)  # ticks go on
+    assert (host.show(ENGINE_UNIT, "MainPID"), host.show("hs-extract", "NRestarts")) == (engine, "0")
