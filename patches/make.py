@@ -1,6 +1,6 @@
 """Write the patch of a release: `python -m patches.make RELEASE FOLDER`, FOLDER holding the release's package `sglang`.
 
-Finds the two places by their text, so that a new release needs no hand work as long as they look as before; then read
+Finds the places by their text, so that a new release needs no hand work as long as they look as before; then read
 the diff, run `make patch-check`, and run a server of that release once.
 """
 
@@ -16,6 +16,7 @@ from hsdaemon.engine import diff
 VERSION = 1
 SCHEDULER = "sglang/srt/managers/scheduler.py"
 BATCH = "sglang/srt/model_executor/forward_batch_info.py"
+WORKER_BATCH = "sglang/srt/managers/schedule_batch.py"
 
 ARM = """\
     if os.environ.get("HSDAEMON_CAPTURE"):
@@ -29,6 +30,12 @@ ARM = """\
 NAME = """\
         ret.rids = [getattr(r, "rid", None) for r in getattr(batch, "reqs", None) or ()]
 """
+FIELD = """\
+    reqs: Optional[List[Req]] = None
+"""
+ARGUMENT = """\
+            reqs=self.reqs,
+"""
 
 
 def main() -> None:
@@ -38,7 +45,8 @@ def main() -> None:
 
 def make(release: str, folder: Path) -> str:
     """The patch of the release whose package is in `folder`."""
-    return patch_text(release, {path: diff.decode((folder / path).read_bytes()) for path in (SCHEDULER, BATCH)})
+    paths = (SCHEDULER, BATCH, WORKER_BATCH)
+    return patch_text(release, {path: diff.decode((folder / path).read_bytes()) for path in paths})
 
 
 def patch_text(release: str, old: dict[str, str]) -> str:
@@ -46,6 +54,8 @@ def patch_text(release: str, old: dict[str, str]) -> str:
     new = {SCHEDULER: _arm(old[SCHEDULER])}
     if "rids" not in old[BATCH]:
         new[BATCH] = _name(old[BATCH])
+        if not re.search(r"^    reqs: ", _worker_batch(old[WORKER_BATCH])[0], re.MULTILINE):
+            new[WORKER_BATCH] = _hand_on(old[WORKER_BATCH])
     return _patch(release, old, new)
 
 
@@ -59,6 +69,21 @@ def _name(text: str) -> str:
     """Behind the making of a ForwardBatch."""
     start = re.search(r"^        ret = cls\(\n.*?^        \)\n", text, re.MULTILINE | re.DOTALL)
     return _insert(text, start, diff.mark(VERSION, diff.lines_of(NAME), "        ", "request ids, as 0.5.10 has them"))
+
+
+def _hand_on(text: str) -> str:
+    """The requests, from the scheduler's batch to the worker's: at the end of its fields, and of its making."""
+    block = diff.mark(VERSION, diff.lines_of(FIELD), "    ", "the requests, as 0.5.6 has them")
+    text = _insert(text, _worker_batch(text), block)
+    start = re.search(r"^        return ModelWorkerBatch\(\n.*?(?=^        \)\n)", text, re.MULTILINE | re.DOTALL)
+    block = diff.mark(VERSION, diff.lines_of(ARGUMENT), "            ", "the requests, as 0.5.6 has them")
+    return _insert(text, start, block)
+
+
+def _worker_batch(text: str) -> re.Match[str]:
+    """The whole class."""
+    found = re.search(r"^class ModelWorkerBatch:\n(?:(?:    .*)?\n)*    .*\n", text, re.MULTILINE)
+    return found or sys.exit("cannot make the patch: no ModelWorkerBatch")
 
 
 def _insert(text: str, after: re.Match[str] | None, block: list[str]) -> str:

@@ -1,6 +1,6 @@
 """The source patch: told by content, all files or none, edits of others kept, a conflict holds.
 
-The trees here are small ones of two files, with patches made for them by the program that makes the real ones; the
+The trees here are small ones of three files, with patches made for them by the program that makes the real ones; the
 real files are those of the installed release and of wheels (test_patch_releases.py).
 """
 
@@ -25,7 +25,7 @@ from hsdaemon.engine.diff import State
 from hsdaemon.errors import EngineError
 from patches import make
 
-RELEASE = "0.5.9"
+RELEASE = "0.5.5"
 SCHEDULER = """\
 import logging
 import os
@@ -59,12 +59,32 @@ class ForwardBatch:
         device = model_runner.device
         return ret
 """
-FILES = {make.SCHEDULER: SCHEDULER, make.BATCH: BATCH, "sglang/_version.py": f"__version__ = version = '{RELEASE}'\n"}
-WHOLE = {make.SCHEDULER: 0o640, make.BATCH: 0o644}
+WORKER_BATCH = """\
+class ScheduleBatch:
+    def get_model_worker_batch(self):
+        return ModelWorkerBatch(
+            input_ids=self.input_ids,
+        )
+
+
+@dataclasses.dataclass
+class ModelWorkerBatch:
+    # The input ids
+    input_ids: torch.Tensor
+
+    is_prefill_only: bool = False
+"""
+FILES = {
+    make.SCHEDULER: SCHEDULER,
+    make.BATCH: BATCH,
+    make.WORKER_BATCH: WORKER_BATCH,
+    "sglang/_version.py": f"__version__ = version = '{RELEASE}'\n",
+}
+WHOLE = {make.SCHEDULER: 0o640, make.BATCH: 0o644, make.WORKER_BATCH: 0o644}
 
 
 def plant(folder: Path) -> Path:
-    """A released tree of two files below `folder`."""
+    """A released tree of three files below `folder`."""
     for name, text in FILES.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +140,7 @@ def test_ca_08_applied_twice_is_applied_once_and_reverts_byte_for_byte(site: Pat
     before = content(site)
     assert patch.apply(patch.find(site)).state is State.OURS
     applied = content(site)
-    assert {name for name in applied if applied[name] != before[name]} == {make.SCHEDULER, make.BATCH}
+    assert {name for name in applied if applied[name] != before[name]} == WHOLE.keys()
     assert patch.apply(patch.find(site)).state is State.OURS
     assert content(site) == applied
     assert patch.revert(patch.find(site)).state is State.PRISTINE
@@ -272,7 +292,7 @@ def test_every_layout_is_found(site: Path, tmp_path: Path, inner: str, named: st
     assert patch.apply(tree).ready
 
 
-@pytest.mark.parametrize("said", ["", "__version__ = '0.5.9.dev12+gabcdef'\n"])
+@pytest.mark.parametrize("said", ["", "__version__ = '0.5.5.dev12+gabcdef'\n"])
 def test_a_checkout_that_does_not_name_its_release_is_known_by_content(site: Path, said: str) -> None:
     (site / "sglang/_version.py").write_text(said)
     patch.apply(patch.find(site))
@@ -285,7 +305,7 @@ def test_a_checkout_that_does_not_name_its_release_is_known_by_content(site: Pat
 def test_ca_07_an_unknown_release_is_refused_whatever_its_files_are(site: Path) -> None:
     (site / "sglang/_version.py").write_text("__version__ = version = '0.9.99'\n")
     before = content(site)
-    with pytest.raises(EngineError, match=r"cannot patch SGLang 0\.9\.99: no patch for this release.*0\.5\.9"):
+    with pytest.raises(EngineError, match=r"cannot patch SGLang 0\.9\.99: no patch for this release.*0\.5\.5"):
         patch.find(site)
     assert content(site) == before
 
@@ -313,7 +333,7 @@ import sys
 from pathlib import Path
 from hsdaemon.engine import patch
 shipped = Path(sys.argv[2])
-patch.shipped = lambda: {"0.5.9": shipped}
+patch.shipped = lambda: {"0.5.5": shipped}
 try:
     patch.apply(patch.find(Path(sys.argv[1])))
 except patch.EngineError as error:
@@ -344,7 +364,7 @@ def test_ca_08_a_read_only_tree_is_one_clear_line(site: Path) -> None:
     assert content(site) == before
 
 
-@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
 def test_a_disk_that_fills_up_leaves_the_tree(site: Path, monkeypatch: pytest.MonkeyPatch, nth: int) -> None:
     written: list[int] = []
 
@@ -529,7 +549,7 @@ def test_the_verb_says_what_it_did_in_its_last_line(site: Path, capsys: pytest.C
         ("status", 0, "ours"),
         ("revert", 0, "pristine"),
     ]:
-        assert hs(what) == (code, f"patch: release={RELEASE} version=1 state={seen} files=2 root={site}")
+        assert hs(what) == (code, f"patch: release={RELEASE} version=1 state={seen} files=3 root={site}")
 
 
 def test_the_verb_refuses_with_the_engines_exit_code(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -544,8 +564,7 @@ LINE = st.sampled_from([*diff.lines_of(SCHEDULER), "    x = 1\n", "\n", "    # h
 
 
 def target() -> diff.Target:
-    root = {make.SCHEDULER: SCHEDULER, make.BATCH: BATCH}
-    text = make.patch_text(RELEASE, root)
+    text = make.patch_text(RELEASE, FILES)
     return diff.parse(text, "x").targets[0]
 
 

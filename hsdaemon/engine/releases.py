@@ -172,7 +172,7 @@ def problems(config: Config, known: Release) -> Iterator[Problem]:
         yield Problem("engine.device", engine.device, cause, "install one of those, or use a GPU")
 
 
-CPU_RELEASES = tuple(f"0.5.{n}" for n in range(8, LAST + 1))
+CPU_RELEASES = tuple(f"0.5.{n}" for n in range(5, LAST + 1))
 
 
 def check(config: Config, known: Release, name: str) -> None:
