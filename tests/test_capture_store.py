@@ -64,7 +64,8 @@ def test_pieces_join_into_one_dump_whatever_their_sizes_and_after_a_retraction(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[int], back: int
 ) -> None:
     folder = tmp_path_factory.mktemp("spool")
-    spool, request = store(folder), rid(sum(cuts))
+    request = rid(sum(cuts))
+    spool = store(folder, budget=wire.Layout(sum(cuts), HIDDEN, 3, "float32", False).total)
     starts = [0, *itertools.accumulate(cuts)]
     for start, count in list(zip(starts, cuts, strict=False))[: min(back, len(cuts) - 1)]:
         put(spool, request, start, count)  # taken back by the engine: it starts again at row 0
@@ -183,6 +184,18 @@ def test_a_full_spool_fails_the_sample_after_its_wait(tmp_path: Path) -> None:
         put(spool, rid(7, 2), 0, 7)
     assert caught.value.code == "spool-full"
     assert wire.error_name(rid(7, 2)) in names(tmp_path)
+
+
+def test_samples_of_one_forward_share_one_wait_for_room(tmp_path: Path) -> None:
+    clock = Clock()
+    size = wire.Layout(7, HIDDEN, 3, "float32", False).total
+    spool = store(tmp_path, clock, budget=size, wait_s=60.0)
+    put(spool, rid(7, 1), 0, 7)
+    spool.turn()
+    clock.now = 60.0  # spent on the first sample of this forward
+    for row in range(2, 40):
+        with pytest.raises(SampleFailed, match="no room"):
+            put(spool, rid(7, row), 0, 7)
 
 
 def test_sp_09_a_sample_larger_than_the_budget_fails_at_once(tmp_path: Path) -> None:

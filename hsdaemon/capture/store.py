@@ -66,6 +66,7 @@ class Store:
         self.folder = Path(config.spool)
         self._budget, self._wait_s = config.budget, config.wait_s
         self._template, self._clock, self._turn = template, clock, 0
+        self._until = clock() + config.wait_s  # samples of one forward share one wait for room
         self._parts: dict[wire.RequestId, Part] = {}
         self._failed: collections.OrderedDict[wire.RequestId, None] = collections.OrderedDict()
 
@@ -118,6 +119,7 @@ class Store:
     def turn(self) -> None:
         """A forward came."""
         self._turn += 1
+        self._until = self._clock() + self._wait_s
         self.sweep()
 
     def sweep(self) -> None:
@@ -151,15 +153,17 @@ class Store:
         return part
 
     def _claim(self, path: Path, total: int) -> int:
-        """A file of `total` bytes within the budget. Waits for room, at most wait_s. Raises SampleFailed, OSError."""
+        """A file of `total` bytes within the budget. Waits for room, at most wait_s in all samples of a forward.
+
+        Raises SampleFailed, OSError.
+        """
         if total > self._budget:
             raise SampleFailed("spool-full", f"{total} bytes are more than the whole budget of {self._budget}")
-        deadline = self._clock() + self._wait_s
         while True:
             fd = self._allocate(path, total)
             if fd is not None:
                 return fd
-            if self._clock() >= deadline:
+            if self._clock() >= self._until:
                 used = self.used()
                 raise SampleFailed("spool-full", f"no room for {total} bytes in {self._wait_s:g} s: {used} are in use")
             self.sweep()
