@@ -73,6 +73,7 @@ def measure(folder: Path, samples: int) -> int:
     counts = found["counts"]
     balanced = counts["total"] == samples and counts["done"] == samples // 2 + found["commits"]
     print(f"background {found['background_s']:.1f} s; commits while it ran {found['busy_commits_s']:.0f}/s")
+    print(f"plain fdatasyncs of 4 KiB on this disk just then: {found['fsyncs_s']:.0f}/s")
     print(f"manifest.db {(Path(config.output.path) / 'manifest.db').stat().st_size / 1e6:.0f} MB, balanced={balanced}")
     values = {"status_s": status, "resume_s": resume, "peak_mb": found["peak_mb"]}
     shown = " ".join(f"{name}={value:.2f}" for name, value in values.items())
@@ -180,12 +181,14 @@ def worker(folder: Path, port: int) -> int:
     begun = time.monotonic()
     while (span := time.monotonic() - begun) < 5.0:
         commits += committer.one()
+    fsyncs_s = plain_fsyncs(folder)
     counts = store.manifest.counts()
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     result = {
         "background_s": background_s,
         "busy_commits_s": busy / background_s,
         "commits_s": commits / span,
+        "fsyncs_s": fsyncs_s,
         "commits": busy + commits,
         "peak_mb": int(peak.split()[1]) / 1024,
         "counts": {"total": counts.total, "done": counts.done},
@@ -193,6 +196,17 @@ def worker(folder: Path, port: int) -> int:
     print(json.dumps(result))
     store.close()
     return 0
+
+
+def plain_fsyncs(folder: Path) -> float:
+    """Appends of 4 KiB, each synced, per second on the same disk: what a commit can at best reach."""
+    begun, done = time.monotonic(), 0
+    with (folder / "fsyncs").open("wb", buffering=0) as file:
+        while (span := time.monotonic() - begun) < 2.0:
+            file.write(bytes(4096))
+            os.fdatasync(file.fileno())
+            done += 1
+    return done / span
 
 
 class Committer:
