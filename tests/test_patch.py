@@ -320,6 +320,11 @@ def test_a_folder_without_sglang_is_one_clear_line(tmp_path: Path) -> None:
         patch.find(tmp_path)
 
 
+def test_the_folder_may_be_relative(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(site / "sglang")
+    assert patch.find(Path()).folder == site
+
+
 def test_a_missing_file_is_named(site: Path) -> None:
     (site / make.BATCH).unlink()
     assert "forward_batch_info.py" in held(patch.apply, site)

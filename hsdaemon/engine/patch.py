@@ -102,12 +102,20 @@ def _folder(root: Path | None) -> Path:
         if spec is None or not spec.submodule_search_locations:
             raise EngineError("cannot find SGLang: this interpreter has none; name its folder with --root")
         return Path(spec.submodule_search_locations[0]).resolve().parent
-    for folder in (root, root / "python", root.parent):
-        if (folder / "sglang" / "srt").is_dir() and (folder != root.parent or root.name == "sglang"):
-            return folder.resolve()
+    root = root.resolve()
+    for folder in (root, root / "python", *([root.parent] if root.name == "sglang" else [])):
+        if _holds_sglang(folder):
+            return folder
     raise EngineError(
         f"cannot find SGLang below {root}: no sglang/srt there; name site-packages, a source checkout or the package"
     )
+
+
+def _holds_sglang(folder: Path) -> bool:
+    try:
+        return (folder / "sglang" / "srt").is_dir()
+    except OSError as error:
+        raise EngineError(f"cannot look into {folder}: {error.strerror}; name another --root, or use sudo") from None
 
 
 def _release_said(folder: Path) -> str | None:
@@ -150,6 +158,8 @@ def _text(path: Path) -> str | None:
         plain = stat.S_ISREG(path.lstat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except OSError as error:
+        raise EngineError(f"cannot look at {path}: {error.strerror}; use a user that may read it") from None
     data = disk.read(path, _LIMIT) if plain else None
     return None if data is None else decode(data)
 
