@@ -18,10 +18,12 @@ REAL := $(VENV)/.demo-real
 TRAINERS := .venv-trainers
 LOADERS := $(TRAINERS)/.ready-$(call sum,tests/trainers/requirements.txt tests/trainers/requirements-nodeps.txt)
 
+# Debian's own Python keeps its headers in a package of their own.
+HEADERS := $(if $(filter /usr/bin/%,$(realpath $(shell command -v $(PYTHON)))),python3.11-dev)
 # systemd dbus iproute2 e2fsprogs: the box that boots a real systemd; gcc libc6-dev: the fake NVML; strace bindfs
-# eatmydata qemu-system-common xfsprogs btrfs-progs: faults and file systems; the last three build PyGObject for pydbus.
+# eatmydata qemu-system-common xfsprogs btrfs-progs: faults and file systems; the rest builds PyGObject for pydbus.
 DEBIAN := systemd dbus iproute2 e2fsprogs gcc libc6-dev strace bindfs eatmydata qemu-system-common xfsprogs \
-	btrfs-progs libgirepository1.0-dev libcairo2-dev pkg-config
+	btrfs-progs libgirepository1.0-dev libcairo2-dev pkg-config $(HEADERS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
