@@ -82,6 +82,19 @@ def test_en_05_en_06_progress_judges_a_healthy_engine_that_hangs() -> None:
     assert plan_of(healthy, 70, [first, second]).reason == "stalled"
 
 
+def test_en_06_workers_that_give_up_by_themselves_hide_no_hung_engine() -> None:
+    down = m.Worker(
+        m.Unit(m.WORKER_UNIT, active="failed", invocation="w3", result="exit-code", status=75, since_s=4990)
+    )
+    events: list[budget.Event] = []
+    for i in range(2):
+        events += [acted(m.StartWorker("e1", f"w{i}"), 300 - i), died("exit-code 75", 290 - i, unit=m.WORKER_UNIT)]
+    assert plan_of(busy(worker=down), 50, events).reason == "worker-start"
+    assert plan_of(busy(worker=down), 70, events).actions == (m.StopEngine("e1", "engine-stalled"),)
+    second = acted(m.StopEngine("e0", "engine-stalled"), 150)
+    assert plan_of(busy(worker=down), 70, [*events, second]).reason == "worker-start", "the engine once only"
+
+
 def test_en_06_new_samples_wipe_what_was_held_against_them() -> None:
     first = acted(m.StopWorker("w0", "worker-stalled"), 200, settled=41)
     second = acted(m.StopEngine("e0", "engine-stalled"), 150, settled=41)

@@ -41,7 +41,7 @@ TABLE: list[tuple[str, m.Observation, str, list[str]]] = [
     ("units unreadable", rest(units=DOWN, engine=DOWN, worker=DOWN), "engine-unreadable", []),
     ("engine unit masked", rest(engine=m.Engine(m.Unit(m.ENGINE_UNIT, load="masked"))), "engine-blocked", []),
     ("worker unit missing", busy(worker=m.Worker(m.Unit(m.WORKER_UNIT, load="not-found"))), "worker-blocked", []),
-    ("worker refuses", busy(worker=m.Worker(m.Unit(m.WORKER_UNIT, active="failed", result="exit-code", status=73))),
+    ("worker refuses", busy(worker=m.Worker(m.Unit(m.WORKER_UNIT, active="failed", result="exit-code", status=78))),
      "worker-refused", []),
     ("all ports taken", rest(engine=m.Engine(m.Unit(m.ENGINE_UNIT), busy_ports=tuple((p, "x") for p in range(30000,
      30020)))), "ports-busy", []),
@@ -105,6 +105,30 @@ def test_the_worker_is_not_restarted_at_once_after_a_crash() -> None:
     assert plan_of(busy(worker=down), events=events).reason == "worker-backoff"
     later = busy(worker=down, now=replace(busy().now, mono_s=5100.0))
     assert plan_of(later, events=events).reason == "worker-start"
+
+
+def test_a_worker_that_finds_its_volume_bad_is_tried_again_ever_more_seldom() -> None:
+    down = m.Worker(
+        replace(WORKER, active="failed", result="exit-code", status=73, pids=(), since_s=4999), "", "", "EIO"
+    )
+    events: list[budget.Event] = []
+    for i in range(3):
+        events += [acted(m.StartWorker("e1", f"w{i}"), 100 - i), died("exit-code 73", 90 - i, unit=m.WORKER_UNIT)]
+    soon = busy(worker=down, now=replace(busy().now, mono_s=4915.0))
+    plan = plan_of(soon, events=events)
+    assert plan.reason == "worker-refused"
+    assert "EIO" in plan.sentence
+    assert plan_of(busy(worker=down), events=events).reason == "worker-start"
+
+
+def test_leases_are_given_back_also_when_the_history_is_lost() -> None:
+    unit = m.Unit("vllm-a.service", leased=True, file_state="disabled")
+    assert plan_of(rest(progress=FINISHED, units=(unit,))).actions == (m.ReleaseUnits(("vllm-a.service",)),)
+
+
+def test_a_damaged_verdict_is_asked_for_again() -> None:
+    torn = busy(proof=m.Unreadable("proof", "torn", "damaged"), worker=STOPPED)
+    assert kinds(plan_of(torn)) == ["RunProof"]
 
 
 def test_a_sentence_needs_all_its_facts() -> None:

@@ -115,6 +115,7 @@ class World:
         self.busy_ports: tuple[int, ...] = ()
         self.xids: list[m.Xid] = []
         self.worker_haunted = self.worker_refuses = False
+        self.worker_stall_s = self.rng.choice([40.0, 1e9])  # a worker may give up before the supervisor does
         self._fresh()
 
     # --- boots --------------------------------------------------------------------------------------------------
@@ -308,6 +309,8 @@ class World:
         works = engine.active == "active" and self.healthy_s and self.fate not in ("mute", "hang-run")
         if self.worker_haunted or not works or self.volume != "ok" or self.free < self.config.output.reserve_mib << 20:
             self.worker_turn_s = self.mono_s
+            if self.mono_s - max(unit.since_s, self.moved_s) > self.worker_stall_s:
+                self.die(unit, "exit-code", 75)
             return
         if self.fate == "false":
             self.wrong("a sample was taken from an engine that is false")

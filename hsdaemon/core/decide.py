@@ -18,8 +18,11 @@ from hsdaemon.core.gpus import foreign, gpus_ours, gpus_visible
 
 Rung = Callable[[Config, m.Observation, Past], m.Plan | None]
 MIB = 1 << 20
-# Exit codes of the worker that another try does not change (errors.py): usage, data set, engine, store, config, fatal.
-REFUSALS = frozenset({2, 65, 69, 70, 73, 78})
+# Exit codes of the worker (errors.py) that another try does not change: usage, data set, fatal, config ...
+REFUSALS = frozenset({2, 65, 70, 78})
+MOODS = frozenset({69, 73})  # ... and those of engine and volume, which may recover: tried again, ever more seldom
+TRIES = 3  # of those, before it is called a refusal
+GAVE_UP = 2  # workers that ended by themselves without one new sample: then it is the engine's turn
 
 _VOLUME = {
     "not-mounted": "volume-absent",
@@ -95,11 +98,25 @@ def _stalled(config: Config, seen: m.Observation, worker: m.Worker, past: Past) 
     if budget.stalls(past, m.WORKER_UNIT) == 0:
         stop = m.StopWorker(worker.unit.invocation, "worker-stalled")
         return plan("work_running", "worker-stalled", stop, age=int(age), look_s=1.0)
+    return _engine_stalled(seen, past, age) or plan("work_running", "stalled", age=int(age))
+
+
+def _engine_stalled(seen: m.Observation, past: Past, age: float) -> m.Plan | None:
+    """Another worker did not help: another engine, once."""
     engine = facts.known(seen.engine)
-    if engine and engine.unit.up and budget.stalls(past, m.ENGINE_UNIT) == 0:
-        stop_engine = m.StopEngine(engine.unit.invocation, "engine-stalled")
-        return plan("work_running", "engine-stalled", stop_engine, age=int(age), look_s=1.0)
-    return plan("work_running", "stalled", age=int(age))
+    if engine is None or not engine.unit.up or budget.stalls(past, m.ENGINE_UNIT) > 0:
+        return None
+    stop = m.StopEngine(engine.unit.invocation, "engine-stalled")
+    return plan("work_running", "engine-stalled", stop, age=int(age), look_s=1.0)
+
+
+def _gave_up(config: Config, seen: m.Observation, past: Past) -> m.Plan | None:
+    """Workers end by themselves, sooner than the supervisor would have stopped them, and no sample arrives."""
+    moved = past.mark("settled")
+    age = seen.now.mono_s - moved.since_s if moved else 0.0
+    if budget.failures(past, m.WORKER_UNIT, seen.now.boot) < GAVE_UP or age <= config.supervisor.stall_s:
+        return None
+    return _engine_stalled(seen, past, age)
 
 
 def _start_worker(config: Config, seen: m.Observation, worker: m.Worker, past: Past) -> m.Plan:
@@ -108,8 +125,13 @@ def _start_worker(config: Config, seen: m.Observation, worker: m.Worker, past: P
     reset_since = past.reset_boot == seen.now.boot and past.reset_s > unit.since_s
     if unit.result == "exit-code" and unit.status in REFUSALS and not reset_since:
         return plan("work_running", "worker-refused", cause=cause)
+    if (other := _gave_up(config, seen, past)) is not None:
+        return other
     sup = config.supervisor
     wait = budget.wait_s(past, m.WORKER_UNIT, seen.now, sup.backoff_s, sup.backoff_max_s)
+    moody = unit.result == "exit-code" and unit.status in MOODS
+    if wait > 0 and moody and budget.failures(past, m.WORKER_UNIT, seen.now.boot) >= TRIES:
+        return plan("work_running", "worker-refused", cause=cause)
     if wait > 0:
         return plan("work_running", "worker-backoff", cause=cause, wait=int(wait) + 1, look_s=min(wait, 5.0))
     left = seen.progress.total - seen.progress.settled if isinstance(seen.progress, m.Progress) else "all"
@@ -140,7 +162,8 @@ def done(config: Config, seen: m.Observation, past: Past) -> m.Plan:
 
 
 def _give_back(config: Config, seen: m.Observation, past: Past) -> m.Plan | None:
-    names = tuple(lease.name for lease in past.leases)
+    units = facts.known(seen.units) or ()
+    names = tuple(dict.fromkeys([*(lease.name for lease in past.leases), *(u.name for u in units if u.leased)]))
     if config.supervisor.on_done != "release":
         names = tuple(n for n in names if n in seen.wishes.release)
     if not names:

@@ -9,7 +9,8 @@ from hsdaemon.core.budget import Past
 from hsdaemon.core.facts import plan
 from hsdaemon.core.xid import RESTART
 
-PATCHES = 2  # tries before a person must look
+PATCHES = 2  # tries before a person should look; then it is tried seldom
+PATCH_WAIT_S = 300.0
 PROOFS = 2  # proofs of one start that may end without an answer
 # As parts of engine.start_patience_s:
 GROWING = 1 / 6  # log, CPU or memory that moved within this time extends the patience ...
@@ -39,9 +40,8 @@ def engine_patched(_config: Config, seen: m.Observation, past: Past) -> m.Plan |
 
 def _patch(seen: m.Observation, past: Past, capture: m.Capture, cause: str) -> m.Plan:
     apply = m.ApplyPatch(capture.release)
-    tried = past.tried(budget.key_of(apply))
-    recent = budget.count_of(past, budget.key_of(apply), seen.now.boot)
-    if recent >= PATCHES and tried and seen.now.mono_s - tried.first_s < 3600.0:
+    key = budget.key_of(apply)
+    if budget.count_of(past, key, seen.now.boot) >= PATCHES and budget.retry_s(past, key, seen.now, PATCH_WAIT_S) > 0:
         return plan("engine_patched", "patch-failed", cause=cause)
     return plan("engine_patched", "patching", apply, release=capture.release or "?", cause=cause, look_s=1.0)
 
@@ -89,8 +89,10 @@ def answered(engine: m.Engine, proof: m.Proof | m.Unreadable | None) -> bool:
 def unproved_worker(seen: m.Observation, engine: m.Unit) -> m.Plan | None:
     """Somebody restarted the engine: the worker stops before the new one answers."""
     worker, proof = facts.known(seen.worker), seen.proof
-    if worker is None or not worker.unit.up or isinstance(proof, m.Unreadable):
+    if worker is None or not worker.unit.up:
         return None
+    if isinstance(proof, m.Unreadable):
+        return None  # cannot tell: what runs goes on
     if proof is not None and proof.ok and proof.invocation == engine.invocation:
         return None
     stop = m.StopWorker(worker.unit.invocation, "worker-unproved")
@@ -194,11 +196,11 @@ def engine_proved(config: Config, seen: m.Observation, past: Past) -> m.Plan | N
     rung = "engine_proved"
     if isinstance(seen.engine, m.Unreadable) or isinstance(seen.worker, m.Unreadable):
         return plan(rung, "engine-unreadable", cause="units cannot be read")
-    if isinstance(seen.proof, m.Unreadable):
+    if isinstance(seen.proof, m.Unreadable) and seen.proof.code != "damaged":
         return plan(rung, "proof-unreadable", cause=seen.proof.cause)
     if isinstance(seen.proof_unit, m.Unreadable):
         return plan(rung, "units-unreadable", cause=seen.proof_unit.cause)
-    engine, proof = seen.engine.unit, seen.proof
+    engine, proof = seen.engine.unit, facts.known(seen.proof)
     mine = proof is not None and proof.invocation == engine.invocation
     if proof is not None and mine and proof.ok:
         return None

@@ -11,7 +11,7 @@ from hsdaemon.core.facts import plan
 from hsdaemon.core.xid import RESET
 
 FABRIC_PATIENCE_S = 300.0  # link training of a full NVSwitch box takes about two minutes
-STOPS = 3
+STOPS = 3  # stops that a unit may outlive before it is called stuck; it is still asked, seldom
 
 _NVML = {
     "no-library": "nvml-absent",
@@ -151,10 +151,9 @@ def _evict(config: Config, seen: m.Observation, past: Past, unit: m.Unit, how: s
 def _stop(config: Config, seen: m.Observation, past: Past, unit: m.Unit, how: str, gpus: str) -> m.Plan:
     stop = m.StopUnit(unit.name, unit.invocation)
     key = budget.key_of(stop)
-    if budget.count_of(past, key, seen.now.boot) >= STOPS:
-        return plan("gpus_ours", "evict-stuck", who=unit.name)
     if budget.retry_s(past, key, seen.now, config.evict.term_grace_s) > 0:
-        return plan("gpus_ours", "evict-stopping", who=unit.name, look_s=1.0)
+        stuck = budget.count_of(past, key, seen.now.boot) >= STOPS
+        return plan("gpus_ours", "evict-stuck" if stuck else "evict-stopping", who=unit.name, look_s=1.0)
     keep: list[m.Action] = []
     if not unit.leased:
         keep.append(m.LeaseUnit(unit.name, unit.file_state, unit.up))

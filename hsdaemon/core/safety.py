@@ -286,7 +286,9 @@ def release_only_at_the_end(action: m.Action, at: Scene) -> str | None:
     """Evicted units come back only when our engine is gone and nothing is left to do, and only ours to give."""
     if not isinstance(action, m.ReleaseUnits):
         return None
-    if set(action.names) - {lease.name for lease in at.past.leases}:
+    units = () if isinstance(at.seen.units, m.Unreadable) else at.seen.units
+    leased = {lease.name for lease in at.past.leases} | {u.name for u in units if u.leased}
+    if set(action.names) - leased:
         return "a unit that was never evicted"
     if isinstance(at.seen.engine, m.Unreadable) or not at.seen.engine.unit.gone:
         return "the engine still holds the GPUs"
