@@ -34,10 +34,8 @@ class Pause:
         await self._open.wait()
 
     def close(self, error: HsError) -> None:
-        """Pause everybody; the first reason is said once."""
-        if self._open.is_set():
-            self._open.clear()
-            _log.warning("paused", reason=str(error))
+        """Pause everybody. Whoever reports the worker says the reason."""
+        self._open.clear()
         self.reason = str(error)
 
     async def poll(self, needed: Callable[[], int]) -> None:
