@@ -19,6 +19,7 @@ from hsdaemon.config import Config
 from hsdaemon.data import store as stores
 from hsdaemon.data.adopt import QUARANTINE
 from hsdaemon.data.formats import get_format
+from hsdaemon.data.lock import LockHeld
 from hsdaemon.data.publish import Publisher
 from hsdaemon.data.spool import Spool, new_epoch
 from hsdaemon.data.sqlite import open_reader
@@ -42,7 +43,7 @@ def extract(config: Config) -> int:
     notify = Notify()
     reporter = Reporter(config.paths.run, notify)
     epoch = new_epoch()
-    store = _open(config, epoch, reporter)
+    store = _open(config, epoch, reporter, notify)
     hung = False
     try:
         worker = asyncio.run(_run(config, epoch, store, notify, reporter))
@@ -68,18 +69,25 @@ def _leave(worker: Worker, report: Report) -> NoReturn:
     os._exit(error.exit_code if isinstance(error, HsError) else _code(report))
 
 
-def _open(config: Config, epoch: str, reporter: Reporter) -> Store:
+def _open(config: Config, epoch: str, reporter: Reporter, notify: Notify) -> Store:
     """Wait for the volume: nothing is written before its marker is seen. Raises what waiting does not cure."""
     while True:
         try:
             return stores.open_store(config, epoch)
         except Transient as error:
-            reporter.tell(_starting(epoch, str(error)), time.monotonic())
+            reporter.tell(_starting(epoch, "waiting", waits_for=str(error)), time.monotonic())
+            notify.extend(10 * OPEN_POLL_S)
             time.sleep(OPEN_POLL_S)
+        except LockHeld:
+            raise  # the status file is the other worker's
+        except HsError as error:
+            reporter.tell(_starting(epoch, "stopped", stopped_by=str(error)), time.monotonic())
+            raise
 
 
-def _starting(epoch: str, waits_for: str) -> Report:
-    return Report(epoch, os.getpid(), "waiting", waits_for, 0, 0, 0, 0, 0, False, 0, 0.0, 0.0, 0.0, None, 0, 0)
+def _starting(epoch: str, phase: str, waits_for: str = "", stopped_by: str = "") -> Report:
+    counts = (0, 0, 0, 0, 0, False, 0)
+    return Report(epoch, os.getpid(), phase, waits_for, *counts, 0.0, 0.0, 0.0, None, 0, 0, stopped_by)
 
 
 async def _run(config: Config, epoch: str, store: Store, notify: Notify, reporter: Reporter) -> Worker:
