@@ -275,19 +275,17 @@ def test_st_06_13_a_start_queues_what_is_gone_or_short(tmp_path: Path) -> None:
 
 def test_st_17_five_restarts_redo_what_was_in_flight_and_nothing_else(tmp_path: Path) -> None:
     config = config_for(tmp_path, lines(60))
+    ready(config).close()
     sent: list[int] = []
     for _ in range(5):
-        store = ready(config)
+        store = open_store(config, "e")  # the first claims come before the background has looked at anything
         claims = store.manifest.claim(12)
         sent += [c.row for c in claims]
         store.manifest.commit([publish(store, c, tmp_path) for c in claims[:8]])
         publish(store, claims[8], tmp_path)  # durable, its commit is lost: adopted, not redone
         crash(store)
-    store = ready(config)
-    counts = store.manifest.counts()
-    assert counts.done == 45
-    twice = {row for row in sent if sent.count(row) > 1}
-    assert len(twice) <= 3 + 3 * 5
+    store = open_store(config, "last")
+    assert store.manifest.counts().done == 45
     assert len(sent) - len(set(sent)) <= 3 * 5, "only the three of each run that had no file"
     store.close()
 
@@ -363,10 +361,12 @@ def test_st_22_files_of_other_rows_or_another_run_are_put_aside(
     folder = file_of(config, 0).parent
     (folder / "data_3.ckpt").rename(folder / "data_15.ckpt")
     (folder / "data_4.ckpt").rename(folder / "stranger.ckpt")
+    foreign(folder / "data_5.ckpt")  # says nothing of itself: only its ids can tell
+    (folder / "data_5.pt").rename(folder / "data_16.pt")
     outcome(capsys)
     assert main(["scan", "-c", str(config_file(tmp_path)), "--json"]) == 1
     report = json.loads(outcome(capsys)[0])
     assert report["unknown"] == ["stranger.ckpt"]
-    assert list(report["bad"]) == ["15"]
-    assert report["bad"]["15"].startswith("ids: ")
+    assert list(report["bad"]) == ["15", "16"]
+    assert all(reason.startswith("ids: ") for reason in report["bad"].values())
     assert (folder / "stranger.ckpt").exists()
