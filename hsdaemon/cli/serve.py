@@ -16,6 +16,7 @@ import secrets
 import shlex
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from hsdaemon import wire
 from hsdaemon.cli.settings import add_config, load
@@ -46,12 +47,22 @@ def run(args: argparse.Namespace) -> int:
     env = environment.environment(config, known, launch, os.environ, cores, model.kind)
     if args.dry_run:
         return _show(argline.command(config, known, launch, config.engine.port), env)
-    last = _former(config)
-    port = ports.choose(config, last, ordered_port(config.paths.run))
+    port = ports.choose(config, _former(config), ordered_port(config.paths.run))
     argv = argline.command(config, known, launch, port)
     _folders(config)
     log = _log(config, launch)
-    here = endpoint.Endpoint(
+    mark = environment.fingerprint(config, known, cores, model.kind)
+    here = _here(config, known, launch, port, mark, argv, log)
+    endpoint.write(config.paths.run, here)
+    print(f"serve: launch={launch} pid={here.pid} port={port} release={known.version} log={log}", flush=True)
+    return _become(argv, env, log)
+
+
+def _here(
+    config: Config, known: releases.Release, launch: str, port: int, mark: str, argv: tuple[str, ...], log: Path
+) -> endpoint.Endpoint:
+    """This process, which exec turns into the engine: pid and start time stay."""
+    return endpoint.Endpoint(
         launch=launch,
         pid=os.getpid(),
         start_ticks=endpoint.start_ticks(os.getpid()) or 0,
@@ -60,14 +71,10 @@ def run(args: argparse.Namespace) -> int:
         port=port,
         release=known.version,
         way=releases.way_of(config, known),
-        fingerprint=environment.fingerprint(config, known, cores, model.kind),
+        fingerprint=mark,
         argv=argv,
         log=str(log),
     )
-    endpoint.write(config.paths.run, here)
-    print(f"serve: launch={launch} pid={here.pid} port={port} release={known.version} log={log}", flush=True)
-    _become(argv, env, log)
-    raise AssertionError  # exec does not come back
 
 
 def _check_layers(config: Config, model: ModelFacts) -> None:
@@ -110,7 +117,7 @@ def _log(config: Config, launch: str) -> Path:
     return folder / f"engine-{launch}.log"
 
 
-def _become(argv: tuple[str, ...], env: dict[str, str], log: Path) -> None:
+def _become(argv: tuple[str, ...], env: dict[str, str], log: Path) -> NoReturn:
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
