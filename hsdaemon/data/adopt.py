@@ -133,11 +133,27 @@ class Adoption:
         return found
 
     def _take(self, path: Path, known: Known, report: FolderReport) -> bool:
-        """Examine one file for its row; gives whether the row is done by it."""
+        """Examine one file for its row, which no worker gets meanwhile; gives whether the row is done by it."""
+        lease = self.manifest.hold(known.row)
+        if lease is None:  # a worker has it, or has finished it since: its file is that worker's business
+            return True
+        adopted = False
+        try:
+            done = self._judge(path, known, lease, report)
+            if done is not None:
+                adopted = self.manifest.adopt([done]) == 1
+                report.adopted += adopted
+        finally:
+            if not adopted:
+                self.manifest.let_go(known.row, lease, known.state)
+        return adopted
+
+    def _judge(self, path: Path, known: Known, lease: int, report: FolderReport) -> Done | None:
+        """What makes the row done, or None: then the file was put aside, or left when that is not ours to do."""
         entry = self.dataset.read(known.row, known.hint)
         if isinstance(entry, BadRow) or entry.digest != known.digest:
             report.unknown.append(path.name)
-            return False
+            return None
         verdict = examine(path, entry, self.identity)
         if isinstance(verdict, Unfit):
             if verdict.code == "format":
@@ -145,13 +161,11 @@ class Adoption:
                 report.bad[known.row] = f"left in place: {verdict.reason}"
             else:
                 self._aside(path, known.row, f"{verdict.code}: {verdict.reason}", report)
-            return False
+            return None
         if not (verdict.stamped or self.unstamped):
             report.unknown.append(path.name)
-            return False
-        final = self._name(path, known)
-        report.adopted += self.manifest.adopt([Done(known.row, 0, final, verdict.size, verdict.digest)])
-        return True
+            return None
+        return Done(known.row, lease, self._name(path, known), verdict.size, verdict.digest)
 
     def _name(self, path: Path, known: Known) -> str:
         """Give the file the name under which its trainer finds it, never over another one."""

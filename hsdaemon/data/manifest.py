@@ -220,7 +220,7 @@ class Manifest(Protocol):
         ...
 
     def adopt(self, done: Sequence[Done]) -> int:
-        """Pending rows whose files were found and checked are done; `lease` is not looked at. Gives how many."""
+        """Pending rows whose files were found and checked are done, and held ones with that lease. Gives how many."""
         ...
 
     def ingest(

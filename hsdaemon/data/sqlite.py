@@ -249,11 +249,29 @@ class SqliteManifest(Passes):
         with self.write():
             for d in done:
                 self.db.execute(
-                    "UPDATE rows SET state = 2, path = ?, size = ?, file_digest = ? WHERE row = ? AND state IN (0, 3)",
-                    (d.path, d.size, d.digest, d.row),
+                    "UPDATE rows SET state = 2, lease = NULL, path = ?, size = ?, file_digest = ?"
+                    " WHERE row = ? AND (state IN (0, 3) OR (state = 1 AND lease = ?))",
+                    (d.path, d.size, d.digest, d.row, d.lease),
                 )
                 changed += self.db.changes()
         return changed
+
+    def hold(self, row: int) -> int | None:
+        """Lease one pending or failed row, so that no worker takes it while its file is looked at; None when somebody
+        has it or it is done. Ends with `adopt` or `let_go`; a crash in between leaves it to begin_epoch."""
+        with self.write():
+            lease = self.meta("lease") + 1
+            self.db.execute("UPDATE rows SET state = 1, lease = ? WHERE row = ? AND state IN (0, 3)", (lease, row))
+            if not self.db.changes():
+                return None
+            self.put("lease", lease)
+        return int(lease)
+
+    def let_go(self, row: int, lease: int, state: State) -> None:
+        """Give a held row back as it was."""
+        with self.write():
+            sql = "UPDATE rows SET state = ?, lease = NULL WHERE row = ? AND lease = ? AND state = 1"
+            self.db.execute(sql, (State.failed if state is State.failed else State.pending, row, lease))
 
     def between(self, first: int, end: int) -> list[Known]:
         """Rows first to end - 1 as recorded, the skipped ones too."""

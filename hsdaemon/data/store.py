@@ -149,8 +149,12 @@ def _adopt(store: Store, left: list[Known]) -> int:
     """Rows that were in flight when the last worker ended: those whose file had its name already are done."""
     fmt = get_format(store.identity.format)
     adopted = 0
+    paths = {known.row: store.root / relative_path(fmt, known.row, known.name) for known in left}
+    for folder in {path.parent for path in paths.values()}:
+        if folder.is_dir():
+            disk.sweep_drafts(folder)  # a worker that is gone was writing in these folders, and in no others
     for known in left:
-        path = store.root / relative_path(fmt, known.row, known.name)
+        path = paths[known.row]
         if not path.exists():
             continue
         entry = store.dataset.read(known.row, known.hint)
