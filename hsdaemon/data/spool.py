@@ -142,7 +142,7 @@ class Spool:
     def discard_others(self, live: set[wire.RequestId]) -> int:
         """Remove what came late for requests that were given up. Gives the number of files."""
         gone = 0
-        for name in os.listdir(self.root):
+        for name in os.listdir(self.root) if self.root.is_dir() else ():
             rid = wire.spool_rid(name)
             if rid is not None and rid not in live and not name.startswith(wire.PART_PREFIX):
                 (self.root / name).unlink(missing_ok=True)

@@ -213,8 +213,6 @@ class Worker:
     async def _row(self, claim: Claim) -> None:
         await self._backoff(claim.row)
         sample = await self._read(claim)
-        if sample is None:
-            return
         size = self.parts.wanted.layout(sample.tokens).total
         lone = decide.alone(self._losses.get(claim.row, 0))
         try:
@@ -234,8 +232,8 @@ class Worker:
         if left > 0:
             await asyncio.sleep(left)
 
-    async def _read(self, claim: Claim) -> Sample | None:
-        """The row's content. None: it is settled, or the worker stops since the data set was edited under it."""
+    async def _read(self, claim: Claim) -> Sample:
+        """The row's content. Raises Stalled when the data set was edited since the row was recorded."""
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._reader, self.parts.dataset.read, claim.row, claim.hint)
         if isinstance(found, BadRow) or found.digest != claim.digest:
