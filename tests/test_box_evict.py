@@ -305,3 +305,28 @@ def test_a_damaged_record_is_read_from_the_drop_in(tmp_path: Path, text: bytes) 
     leases.lift("a%b.service")
     leases.forget("a%b.service")
     assert leases.record("a%b.service") is None
+
+
+def test_ev_07_a_number_that_was_given_to_another_process_is_not_signalled(box: Box, do: Callable[[str], Any]) -> None:
+    """The kernel is told which number comes next, so that a new process really has the old one's."""
+    import subprocess
+
+    box.start_unit("first", "/bin/sleep", "infinity")
+    pid = box.show("first", "MainPID")
+    before = do(
+        f"from hsdaemon.machine.procfs import read_process\np = read_process({pid}); show([p.start_ticks, p.exe])"
+    )
+    box.put("/etc/systemd/system/second.service", "[Service]\nExecStart=/bin/sleep infinity\n")
+    box.sh("systemctl stop first; systemctl daemon-reload")
+    time.sleep(0.05)
+    last = f"echo {int(pid) - 1} > /proc/sys/kernel/ns_last_pid"
+    subprocess.run(["nsenter", "-t", str(box.pid1), "--pid", "sh", "-c", last], check=True)
+    manager = ("org.freedesktop.systemd1", "/org/freedesktop/systemd1", "org.freedesktop.systemd1.Manager")
+    bus = f"--address={box.bus_address}"
+    subprocess.run(["busctl", bus, "call", *manager, "StartUnit", "ss", "second.service", "replace"], check=True)
+    until(lambda: box.show("second", "MainPID") == pid)
+    outcome = do(
+        f"from hsdaemon.machine.procfs import Procfs\nshow(Procfs().signal({pid}, {before[0]}, {before[1]!r}, 'KILL'))"
+    )
+    assert outcome["result"] == "moved-on"
+    assert box.show("second", "ActiveState") == "active"

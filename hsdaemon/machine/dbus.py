@@ -7,7 +7,9 @@ dbus costs nothing at all, and neither GLib nor its threads are ever in the supe
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ NAME = "org.freedesktop.systemd1"
 MANAGER = f"{NAME}.Manager"
 UP = ("active", "activating", "reloading")
 ACT_S = 60.0  # an act syncs files and may reload the manager; longer than a look, shorter than the watchdog
+FRESH_S = 30.0  # reading all properties takes milliseconds: at once after a change of state, else this seldom
 KINDS = {".service": f"{NAME}.Service", ".scope": f"{NAME}.Scope"}
 
 
@@ -77,6 +80,16 @@ class Systemd:
         return answer if isinstance(answer, Outcome) else Outcome("failed", str(answer))
 
 
+@dataclass(frozen=True)
+class Known:
+    """What was read of a unit, and the change of state since which it holds."""
+
+    path: str
+    changed: int
+    at: float
+    unit: Unit
+
+
 class Session:
     """The child's side: one private connection, rebuilt when it is closed."""
 
@@ -86,6 +99,10 @@ class Session:
         self._leases = leases
         self._timeout_ms = int(deadline_s * 1000)
         self._con: Any = None
+        self._known: dict[str, Known] = {}
+        self._matches: tuple[str, ...] = ()
+        self._patterns: Sequence[str] = ()
+        self._listed_at = -FRESH_S
 
     def serve(self, question: tuple[Any, ...]) -> tuple[Unit, ...] | Outcome | str:
         """An answer, or the failure as a sentence."""
@@ -94,6 +111,8 @@ class Session:
         except ImportError as error:
             return f"cannot reach systemd: {error}; install pydbus and PyGObject, or run with --foreground"
         verb: Callable[..., tuple[Unit, ...] | Outcome] = getattr(self, f"_{question[0]}")
+        if question[0] != "read":
+            self._forget()
         try:
             return verb(*question[1:])
         except GLib.Error as error:
@@ -104,7 +123,33 @@ class Session:
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def _read(self, names: Sequence[str], patterns: Sequence[str]) -> tuple[Unit, ...]:
-        return tuple(self._unit(name) for name in dict.fromkeys([*names, *self._matching(patterns)]))
+        if time.monotonic() - self._listed_at > FRESH_S or patterns != self._patterns:
+            self._matches = tuple(self._matching(patterns))
+            self._patterns, self._listed_at = patterns, time.monotonic()
+        return tuple(self._remembered(name) for name in dict.fromkeys([*names, *self._matches]))
+
+    def _remembered(self, name: str) -> Unit:
+        """What was read of a unit holds as long as its state has not changed, but for its processes and its lease."""
+        known = self._known.get(name)
+        if known and time.monotonic() - known.at < FRESH_S and self._changed(known.path) == known.changed:
+            pids = cgroup.pids(known.unit.cgroup, self._cgroups)
+            return replace(known.unit, pids=pids, leased=self._leases.held(name))
+        unit = self._unit(name)
+        path = self._path(name)
+        if path and unit.load == "loaded" and unit.active in ("active", "inactive", "failed"):
+            self._known[name] = Known(path, self._changed(path), time.monotonic(), unit)
+        else:
+            self._known.pop(name, None)
+        return unit
+
+    def _changed(self, path: str) -> int:
+        """Microseconds of the last change of state."""
+        args = (f"{NAME}.Unit", "StateChangeTimestampMonotonic")
+        return int(self._call(path, "org.freedesktop.DBus.Properties", "Get", "(ss)", args).unpack()[0])
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._listed_at = -FRESH_S
 
     def _matching(self, patterns: Sequence[str]) -> Iterator[str]:
         """Loaded and installed units; a template is no unit by itself."""
