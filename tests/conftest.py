@@ -54,6 +54,6 @@ def kimi(tiny_models: Path) -> str:
 def engine(tmp_path_factory: pytest.TempPathFactory, kimi: str) -> Iterator[engines.Engine]:
     """A real SGLang that serves `kimi` in chunks of 64 tokens with the capture in it, shared by the whole session."""
     folder, spool = tmp_path_factory.mktemp("engine"), tmp_path_factory.mktemp("spool")
-    config = engines.write_config(folder, kimi, port=32100, spool=spool, chunk_tokens=64)
+    config = engines.write_config(folder, kimi, port=engines.free_port(), spool=spool, chunk_tokens=64)
     with engines.running(config, spool) as running:
         yield running

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -149,6 +150,13 @@ class Engine:
 
     def log(self) -> str:
         return Path(self.here.log).read_text(encoding="utf-8", errors="replace")
+
+
+def free_port() -> int:
+    """A port that nobody held a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def serve_command(config: Path) -> list[str]:

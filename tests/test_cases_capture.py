@@ -606,7 +606,7 @@ def test_ca_14_two_ranks_without_chunks_give_the_states_of_one_rank_in_chunks(
     engine: Engine, reference: Reference, tmp_path_factory: pytest.TempPathFactory, kimi: str
 ) -> None:
     folder, spool = tmp_path_factory.mktemp("tp2"), tmp_path_factory.mktemp("tp2-spool")
-    path = engines.write_config(folder, kimi, port=32140, spool=spool, tp=2, chunk_tokens=0)
+    path = engines.write_config(folder, kimi, port=engines.free_port(), spool=spool, tp=2, chunk_tokens=0)
     prompts = [prompt(n, seed=2) for n in (1, 63, 64, 65, 300)]
     ones = capture_many(engine, prompts)
     with engines.running(path, spool) as two:
@@ -628,7 +628,7 @@ def test_ca_01_ca_02_values_name_the_layer_and_the_row(
     path = engines.write_config(
         folder,
         model,
-        port=32180,
+        port=engines.free_port(),
         spool=spool,
         chunk_tokens=64,
         model_layers=[2, 3, 4],
