@@ -93,6 +93,11 @@ def test_en_06_workers_that_give_up_by_themselves_hide_no_hung_engine() -> None:
     assert plan_of(busy(worker=down), 70, events).actions == (m.StopEngine("e1", "engine-stalled"),)
     second = acted(m.StopEngine("e0", "engine-stalled"), 150)
     assert plan_of(busy(worker=down), 70, [*events, second]).reason == "worker-start", "the engine once only"
+    fresh = busy(worker=down, engine=engine(replace(ENGINE, since_s=NOW.mono_s - 80)))
+    assert plan_of(fresh, 70, events).reason == "worker-start", "that was another engine"
+    just = died("exit-code 75", 2.0, unit=m.WORKER_UNIT)
+    again = [*events, second, acted(m.StartWorker("e1", "w9"), 60), just]
+    assert plan_of(busy(worker=down), 70, again).reason == "stalled"
 
 
 def test_en_06_new_samples_wipe_what_was_held_against_them() -> None:

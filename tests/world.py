@@ -450,8 +450,9 @@ class World:
         self.blind_manifest = "busy"
 
     def _fault_patch(self) -> None:
-        if self.services[m.ENGINE_UNIT].active == "inactive":
-            self.capture = self.rng.choice(["absent", "older", "foreign"])
+        """Somebody reinstalls or edits SGLang, perhaps under a running engine, and the engine ends soon."""
+        self.capture = self.rng.choice(["absent", "older", "foreign"])
+        self._fault_engine_now()
 
     def _fault_engine(self) -> None:
         kinds = ["die", "orphan", "oom", "crash", "silent", "hang-load", "slow", "false", "mute", "hang-run"]

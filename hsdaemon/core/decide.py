@@ -110,13 +110,21 @@ def _engine_stalled(seen: m.Observation, past: Past, age: float) -> m.Plan | Non
     return plan("work_running", "engine-stalled", stop, age=int(age), look_s=1.0)
 
 
-def _gave_up(config: Config, seen: m.Observation, past: Past) -> m.Plan | None:
-    """Workers end by themselves, sooner than the supervisor would have stopped them, and no sample arrives."""
-    moved = past.mark("settled")
-    age = seen.now.mono_s - moved.since_s if moved else 0.0
-    if budget.failures(past, m.WORKER_UNIT, seen.now.boot) < GAVE_UP or age <= config.supervisor.stall_s:
+def _gave_up(config: Config, seen: m.Observation, past: Past) -> float | None:
+    """Seconds without a sample, when workers of this start of the engine end by themselves, sooner than the supervisor
+    would have stopped them; None when that is no stall yet."""
+    engine, moved = facts.known(seen.engine), past.mark("settled")
+    if engine is None or moved is None:
         return None
-    return _engine_stalled(seen, past, age)
+    tries = [
+        s
+        for s in past.starts
+        if s.unit == m.WORKER_UNIT and s.boot == seen.now.boot and s.ended and s.at_s > engine.unit.since_s
+    ]
+    if len(tries) < GAVE_UP:
+        return None
+    age = seen.now.mono_s - max(moved.since_s, tries[0].at_s)
+    return age if age > config.supervisor.stall_s else None
 
 
 def _start_worker(config: Config, seen: m.Observation, worker: m.Worker, past: Past) -> m.Plan:
@@ -125,10 +133,13 @@ def _start_worker(config: Config, seen: m.Observation, worker: m.Worker, past: P
     reset_since = past.reset_boot == seen.now.boot and past.reset_s > unit.since_s
     if unit.result == "exit-code" and unit.status in REFUSALS and not reset_since:
         return plan("work_running", "worker-refused", cause=cause)
-    if (other := _gave_up(config, seen, past)) is not None:
+    stalled_s = _gave_up(config, seen, past)
+    if stalled_s is not None and (other := _engine_stalled(seen, past, stalled_s)) is not None:
         return other
     sup = config.supervisor
     wait = budget.wait_s(past, m.WORKER_UNIT, seen.now, sup.backoff_s, sup.backoff_max_s)
+    if wait > 0 and stalled_s is not None:
+        return plan("work_running", "stalled", age=int(stalled_s))
     moody = unit.result == "exit-code" and unit.status in MOODS
     if wait > 0 and moody and budget.failures(past, m.WORKER_UNIT, seen.now.boot) >= TRIES:
         return plan("work_running", "worker-refused", cause=cause)
