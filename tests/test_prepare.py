@@ -169,6 +169,47 @@ def test_a_child_that_cannot_load_says_why(tmp_path: Path) -> None:
         open_tokenizer(tmp_path, trust_remote_code=False)
 
 
+OWN_CODE = """
+from pathlib import Path
+from transformers import PreTrainedTokenizer
+Path(__file__).with_name("ran").touch()
+
+class Own(PreTrainedTokenizer):
+    vocab_files_names = {}
+    vocab_size = 1000
+
+    def get_vocab(self):
+        return {chr(i): i for i in range(1000)}
+
+    def _tokenize(self, text, **_):
+        return list(text)
+
+    def _convert_token_to_id(self, token):
+        return ord(token)
+"""
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_code_in_the_models_folder_runs_only_when_trusted(
+    tmp_path: Path, trusted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, cache = tmp_path / "model", tmp_path / "cache"
+    monkeypatch.setenv("HF_HOME", str(cache))
+    folder.mkdir()
+    (folder / "tokenization_own.py").write_text(OWN_CODE)
+    (folder / "config.json").write_text("{}")
+    auto = {"auto_map": {"AutoTokenizer": ["tokenization_own.Own", None]}, "tokenizer_class": "Own"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(auto))
+    if trusted:
+        child = open_tokenizer(folder, trust_remote_code=True)
+        assert child.encode("hé").ids == [ord("h"), ord("é")]
+        child.close()
+    else:
+        with pytest.raises(DataError, match="runs only with --trust-remote-code"):
+            open_tokenizer(folder, trust_remote_code=False)
+    assert bool(list(tmp_path.rglob("ran"))) == trusted
+
+
 def test_a_template_cannot_leave_its_sandbox() -> None:
     template = Template("{{ messages.__class__.__mro__[1].__subclasses__() }}", {})
     with pytest.raises(BadChat, match="template: SecurityError"):
