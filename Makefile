@@ -138,7 +138,7 @@ $(LOADERS): | $(PY)
 PREFIX ?= /usr/local
 DESTDIR ?=
 HERE := $(DESTDIR)$(PREFIX)
-UNITS := hs-extract hs-sglang hs-proof hs-worker
+UNITS := hs-extract hs-sglang hs-proof hs-scan hs-worker
 # The environment that has SGLang: the command is a link to its hs-extract.
 ENGINE_VENV ?= $(abspath $(VENV))
 live = $(if $(DESTDIR),,$(shell test -d /run/systemd/system && echo yes))
@@ -153,7 +153,7 @@ install: ## units, command, man page, config (an existing one stays); again as o
 	@test -e $(DESTDIR)/etc/hs-extract.toml || install -D -m 644 etc/hs-extract.toml $(DESTDIR)/etc/hs-extract.toml
 	@test -z "$(live)" || { systemd-sysusers && systemd-tmpfiles --create $(PREFIX)/lib/tmpfiles.d/hs-extract.conf \
 		&& systemctl daemon-reload; }
-	@test -z "$(live)" || systemd-analyze security --no-pager hs-extract.service hs-sglang.service hs-proof.service \
+	@test -z "$(live)" || systemd-analyze security --no-pager hs-extract.service hs-sglang.service hs-proof.service hs-scan.service \
 		hs-worker.service 2>/dev/null | grep -a 'Overall' || true
 	@echo "installed below $(HERE); next: edit $(DESTDIR)/etc/hs-extract.toml, hs-extract check," \
 		"systemctl enable --now hs-extract"
@@ -161,7 +161,7 @@ install: ## units, command, man page, config (an existing one stays); again as o
 .PHONY: uninstall
 uninstall: ## takes it off the host again; data, config, state and logs stay
 	@test -z "$(live)" || { systemctl disable --now hs-extract.service 2>/dev/null; \
-		systemctl stop hs-worker.service hs-proof.service hs-sglang.service 2>/dev/null; true; }
+		systemctl stop hs-worker.service hs-scan.service hs-proof.service hs-sglang.service 2>/dev/null; true; }
 	@held=$$(ls $(DESTDIR)/etc/systemd/system/*/50-hs-extract-lease.conf 2>/dev/null); test -z "$$held" || \
 		echo "units are still kept down by these leases; hs-extract release gives them back:" $$held
 	@for unit in $(UNITS); do rm -f $(HERE)/lib/systemd/system/$$unit.service; done

@@ -27,6 +27,8 @@ def act(ports: Ports, action: m.Action) -> m.Outcome:
             return ports.engine.sweep(paths)
         case m.SweepSpool():
             return ports.spool.sweep()
+        case m.StartScan(after):
+            return ports.units.start(m.SCAN_UNIT, after)
         case m.StartEngine(after, port, fingerprint):
             return _then(ports.engine.prepare(port, fingerprint), ports, m.ENGINE_UNIT, after)
         case m.RunProof(invocation, after):

@@ -19,7 +19,8 @@ def observe(ports: Ports, config: Config) -> m.Observation:
         xids = ports.gpus.xids()
     units = _units(ports, config, holders)
     own = {u.name: u for u in units if u.name in m.OUR_UNITS} if not isinstance(units, m.Unreadable) else {}
-    engine, worker, proof = (own.get(n) or _absent(units, n) for n in (m.ENGINE_UNIT, m.WORKER_UNIT, m.PROOF_UNIT))
+    names = (m.ENGINE_UNIT, m.WORKER_UNIT, m.PROOF_UNIT, m.SCAN_UNIT)
+    engine, worker, proof, scan = (own.get(n) or _absent(units, n) for n in names)
     return m.Observation(
         now=now,
         volume=ports.volume.read(),
@@ -34,6 +35,7 @@ def observe(ports: Ports, config: Config) -> m.Observation:
         spool=ports.spool.read(),
         xids=xids,
         wishes=ports.wishes.read(),
+        scan_unit=scan,
     )
 
 

@@ -277,12 +277,14 @@ class FakeVolume:
 class FakeManifest:
     world: World
 
-    def read(self) -> m.Progress | m.Unreadable | None:
+    def read(self) -> m.Progress | m.Unadopted | m.Unreadable | None:
         w = self.world
         if w.blind_manifest:
             return m.Unreadable("manifest", "busy", w.blind_manifest)
         if w.volume != "ok":
             return m.Unreadable("manifest", "no volume", "hang")
+        if w.unadopted:
+            return m.Unadopted()
         return m.Progress(w.total, len(w.settled), 0, 0, True) if w.settled else None
 
 

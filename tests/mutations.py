@@ -86,6 +86,10 @@ def _release_early(config: Config, seen: m.Observation, past: Past) -> m.Plan | 
     return decide.work_running(config, seen, past)
 
 
+def _nothing_yet(_seen: m.Observation) -> m.Plan | None:
+    return None
+
+
 _STOP, _DONE = gpus._stop, decide.done
 RUNGS = (
     *(Mutation(f"rung {r.__name__} left out", (_ladder(r, _nothing),)) for r in decide.LADDER),
@@ -114,6 +118,7 @@ RULES = (
     Mutation(
         "proof beside the worker", ((engine, "unproved_worker", lambda seen, unit: None),), ("proof_only_on_engine",)
     ),
+    Mutation("proof beside a scan", ((engine, "scan_first", _nothing_yet),), ("nothing_beside_a_scan",)),
     Mutation("restarted while rows land", ((Past, "mark", _always_moved),), ("not_while_rows_land",)),
     Mutation("engine stopped by no name", ((decide, "done", _nameless),), ("stop_only_what_was_seen",)),
     Mutation("foreign edits overwritten", (_ladder(engine.engine_patched, _patch_all),), ("patch_only_at_rest",)),

@@ -19,6 +19,7 @@ PROGRAMS = {
     "trap 'echo main >> /tmp/terms; exit 0' TERM; while :; do sleep 0.1; done",
     "hs-worker": "systemd-notify --ready; exec sleep infinity",
     "hs-proof": "true",
+    "hs-scan": "true",
 }
 
 

@@ -14,6 +14,8 @@ SCHEDULES = st.lists(st.tuples(TIMES, st.sampled_from(FAULTS)), max_size=8).map(
 INCIDENT = [(0.0, "reboot"), (1.0, "vllm")]
 # Bugs that random seeds reveal only after hundreds of worlds, each with the faults that need it.
 PROVOKED = {
+    "rung tree_adopted left out": ["tree"],
+    "proof beside a scan": ["tree"],
     "rung gpus_visible left out": ["lost"],
     "rung engine_patched left out": ["patch"],
     "any unit is evicted": ["stranger"],

@@ -16,6 +16,7 @@ from hsdaemon.core.facts import plan
 
 DOWN = m.Unreadable("x", "cause", "")
 STOPPED = m.Worker(m.Unit(m.WORKER_UNIT, invocation="w1", since_s=4100))
+SCANNING = m.Unit(m.SCAN_UNIT, active="activating", invocation="s1", pids=(9,), since_s=4090)
 FINISHED = m.Progress(100, 97, 2, 1, True)
 
 TABLE: list[tuple[str, m.Observation, str, list[str]]] = [
@@ -30,6 +31,14 @@ TABLE: list[tuple[str, m.Observation, str, list[str]]] = [
     ("proof unreadable", busy(proof=DOWN, worker=STOPPED), "proof-unreadable", []),
     ("orphans in the spool", busy(worker=STOPPED, spool=m.Spool(orphans=3)), "worker-start",
      ["SweepSpool", "StartWorker"]),
+    ("tree without a manifest", rest(progress=m.Unadopted()), "scanning", ["StartScan"]),
+    ("tree is adopted while the engine starts", rest(progress=m.Unadopted(), scan_unit=SCANNING), "engine-start",
+     ["StartEngine"]),
+    ("no proof beside a scan", busy(proof=None, worker=STOPPED, progress=m.Unadopted(), scan_unit=SCANNING),
+     "scan-running", []),
+    ("no worker beside a scan", busy(proof=None, worker=STOPPED, scan_unit=SCANNING), "scan-running", []),
+    ("scan unit missing", rest(progress=m.Unadopted(), scan_unit=m.Unit(m.SCAN_UNIT, load="not-found")),
+     "scan-blocked", []),
     ("volume absent", rest(volume=m.Volume("not-mounted")), "volume-absent", []),
     ("volume without marker", rest(volume=m.Volume("no-marker")), "volume-unmarked", []),
     ("other volume", rest(volume=m.Volume("foreign")), "volume-foreign", []),
@@ -63,7 +72,8 @@ def test_plan(seen: m.Observation, reason: str, actions: list[str]) -> None:
 def test_the_ladder_reads_as_the_manual_says() -> None:
     names = [rung.__name__ for rung in LADDER]
     assert names == [
-        "volume_ready", "gpus_visible", "gpus_ours", "engine_patched", "engine_up", "engine_proved", "work_running",
+        "volume_ready", "tree_adopted", "gpus_visible", "gpus_ours", "engine_patched", "engine_up", "engine_proved",
+        "work_running",
     ]  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def test_sy_03_sy_09_the_supervisor_always_comes_back_and_is_watched() -> None:
     assert "WantedBy" in unit
 
 
-@pytest.mark.parametrize("name", ["hs-sglang", "hs-proof", "hs-worker"])
+@pytest.mark.parametrize("name", ["hs-sglang", "hs-proof", "hs-scan", "hs-worker"])
 def test_only_the_supervisor_is_enabled_and_only_it_decides_on_starts(name: str) -> None:
     unit = directives(ROOT / f"systemd/{name}.service")
     assert unit["Restart"] == ["no"]
@@ -86,7 +86,7 @@ def test_make_install_twice_verify_enable_and_uninstall_leave_a_host_as_it_was_b
     print(out)
     assert box.sh("cd /usr/local; find . -newer /etc/hostname -type f -o -name hs-extract | sort") == first
     assert "edited = 1" in box.sh("cat /etc/hs-extract.toml")
-    assert len(re.findall(r"Overall exposure level for hs-\w+\.service", out)) == 4
+    assert len(re.findall(r"Overall exposure level for hs-\w+\.service", out)) == len(UNITS)
     verified = box.exec(
         "systemd-analyze", "verify", *(f"/usr/local/lib/systemd/system/{n}" for n in NAMES), check=False
     )

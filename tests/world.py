@@ -95,7 +95,9 @@ class World:
         self.procs: dict[int, Proc] = {}
         self.residue: list[tuple[int, int, float]] = []  # GPU, MiB, until
         self.next_pid = 100
-        self.services = {n: Service(n) for n in (m.ENGINE_UNIT, m.WORKER_UNIT, m.PROOF_UNIT)}
+        self.services = {n: Service(n) for n in (m.ENGINE_UNIT, m.WORKER_UNIT, m.PROOF_UNIT, m.SCAN_UNIT)}
+        self.unadopted = 0  # samples of a tree without a manifest
+        self.scan_fails = False
         self.services[VLLM] = Service(VLLM, "disabled")
         self.services[STRANGER] = Service(STRANGER, "disabled")
         self.before: dict[str, tuple[str, bool]] = {}
@@ -206,7 +208,11 @@ class World:
         elif unit.name == m.WORKER_UNIT:
             self.worker_turn_s = self.mono_s
             self.spawn("/usr/bin/worker", unit.name, 0, ())
+        elif unit.name == m.SCAN_UNIT:
+            self.spawn("/usr/bin/scan", unit.name, 0, ())
         elif unit.name == m.PROOF_UNIT:
+            if self.services[m.SCAN_UNIT].active == "active":
+                self.wrong("a proof beside a scan")
             self.spawn("/usr/bin/proof", unit.name, 0, ())
         else:
             self.spawn(f"/opt/{unit.name}", unit.name, FOREIGN_MIB, tuple(range(GPUS)))
@@ -250,6 +256,7 @@ class World:
             self._turn(unit)
         self._engine(self.services[m.ENGINE_UNIT])
         self._proof(self.services[m.PROOF_UNIT])
+        self._scan(self.services[m.SCAN_UNIT])
         self._worker(self.services[m.WORKER_UNIT])
 
     def _turn(self, unit: Service) -> None:
@@ -292,6 +299,17 @@ class World:
         good = self.fate != "false"
         self.proof = m.Proof(self.to_prove, good, "" if good else "continuity", "" if good else "cosine 0.31")
         self.die(unit, "success" if good else "exit-code", 0 if good else 1)
+
+    def _scan(self, unit: Service) -> None:
+        """Half a minute; a reboot in the middle begins it again."""
+        if unit.active != "active" or self.volume != "ok":
+            return
+        if self.scan_fails and self.mono_s - unit.since_s > 5:
+            self.die(unit, "exit-code", 73)
+        elif self.mono_s - unit.since_s > 30:
+            self.settled.update(dict.fromkeys(range(self.unadopted), 1))
+            self.unadopted = 0
+            self.die(unit, "success", 0)
 
     to_prove = ""
 
@@ -374,6 +392,8 @@ class World:
             self.wrong("worker started on an engine that is not proved")
         if self.volume != "ok" or self.free < self.config.output.reserve_mib << 20:
             self.wrong("worker started on a volume that is not ready")
+        if self.unadopted or self.services[m.SCAN_UNIT].active == "active":
+            self.wrong("worker started before the tree was adopted")
 
     def judge_stop(self, action: m.StopEngine | m.StopWorker) -> None:
         """Called after one of ours was told to stop."""
@@ -488,6 +508,12 @@ class World:
     def _fault_haunted(self) -> None:
         self.worker_haunted = True
 
+    def _fault_tree(self) -> None:
+        """A tree without a manifest: only before anything was done."""
+        if not self.settled and self.services[m.WORKER_UNIT].active == "inactive":
+            self.unadopted = 7
+            self.scan_fails = self.rng.random() < 0.3
+
     def _fault_refuses(self) -> None:
         self.worker_refuses = True
 
@@ -510,7 +536,7 @@ class World:
         self.stuck_mib = 0
         self.fates.clear()
         self.busy_ports = ()
-        self.worker_haunted = self.worker_refuses = False
+        self.worker_haunted = self.worker_refuses = self.scan_fails = False
         self.cut_in = -1
         if self.capture == "foreign":
             self.capture = "absent"

@@ -21,6 +21,7 @@ from rich.table import Table
 from hsdaemon.cli.settings import add_config, load
 from hsdaemon.data.adopt import FolderReport
 from hsdaemon.data.spool import new_epoch
+from hsdaemon.data.sqlite import ADOPTING
 from hsdaemon.data.store import adopt_tree, open_for_scan
 from hsdaemon.errors import EXIT_FINDINGS, EXIT_OK
 
@@ -36,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     store = open_for_scan(load(args), new_epoch())
     try:
         reports = adopt_tree(store, unstamped=True)
+        store.manifest.mark(ADOPTING, 0)
         counts = store.manifest.counts()
     finally:
         store.close()

@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     _supervisor(config.paths.run, units, foreground)
     for name, patience in (
         (m.PROOF_UNIT, 30.0),
+        (m.SCAN_UNIT, 60.0),
         (m.WORKER_UNIT, config.worker.drain_s + 60),
         (m.ENGINE_UNIT, ENGINE_S),
     ):

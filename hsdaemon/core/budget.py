@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from hsdaemon.config import Config
 from hsdaemon.core import model as m
 
+SCAN_KEY = "scan"
 KEPT = 256  # tries and evictions that are remembered, the newest
 _CUTS_PER_FAILURE = 4  # a start that a reboot cut short says little about the engine, but not nothing
 _NO_FAILURE = ("engine-reload", "finishing")  # stops of the engine that are not its fault
@@ -161,6 +162,8 @@ def key_of(action: m.Action) -> str:
             return f"sweep:{','.join(paths)}"
         case m.SweepSpool():
             return "sweep-spool"
+        case m.StartScan():
+            return SCAN_KEY
         case _:
             return ""
 
@@ -371,8 +374,8 @@ def _changed(old: Mark, value: float, now_s: float) -> bool:
 
 
 def settled_of(seen: m.Observation) -> int | None:
-    """Samples settled, or None when the manifest cannot be read. No manifest is zero."""
-    if isinstance(seen.progress, m.Unreadable):
+    """Samples settled, or None when that is not known. Neither manifest nor samples is zero."""
+    if isinstance(seen.progress, m.Unreadable | m.Unadopted):
         return None
     return seen.progress.settled if seen.progress else 0
 

@@ -18,6 +18,7 @@ from hsdaemon.core.gpus import foreign, gpus_ours, gpus_visible
 
 Rung = Callable[[Config, m.Observation, Past], m.Plan | None]
 MIB = 1 << 20
+SCANS, SCAN_AGAIN_S = 3, 30.0  # of one boot, before a person must look
 # Exit codes of the worker (errors.py) that another try does not change: usage, data set, fatal, config ...
 REFUSALS = frozenset({2, 65, 70, 78})
 MOODS = frozenset({69, 73})  # ... and those of engine and volume, which may recover: tried again, ever more seldom
@@ -70,6 +71,24 @@ def _pause(seen: m.Observation, code: str, **said: object) -> m.Plan:
     if worker and worker.unit.up:
         return plan("volume_ready", code, m.StopWorker(worker.unit.invocation, code), look_s=2.0, **said)
     return plan("volume_ready", code, look_s=2.0, **said)
+
+
+def tree_adopted(_config: Config, seen: m.Observation, past: Past) -> m.Plan | None:
+    """Samples without a manifest are being looked at: begun before the engine, since both take long."""
+    if not isinstance(seen.progress, m.Unadopted):
+        return None
+    if isinstance(seen.scan_unit, m.Unreadable):
+        return plan("tree_adopted", "units-unreadable", cause=seen.scan_unit.cause)
+    unit = seen.scan_unit
+    if unit.up or unit.pids:
+        return None
+    if unit.load != "loaded":
+        return plan("tree_adopted", "scan-blocked", cause=unit.load)
+    if budget.count_of(past, budget.SCAN_KEY, seen.now.boot) >= SCANS:
+        return plan("tree_adopted", "scan-failed", cause=budget.cause_of(unit))
+    if budget.retry_s(past, budget.SCAN_KEY, seen.now, SCAN_AGAIN_S) > 0:
+        return plan("tree_adopted", "scan-wait", cause=budget.cause_of(unit), look_s=2.0)
+    return plan("tree_adopted", "scanning", m.StartScan(unit.invocation), look_s=1.0)
 
 
 def work_running(config: Config, seen: m.Observation, past: Past) -> m.Plan | None:
@@ -192,7 +211,7 @@ def _done(seen: m.Observation) -> m.Plan:
 
 
 def _extracting(seen: m.Observation) -> m.Plan:
-    p = facts.known(seen.progress)
+    p = seen.progress if isinstance(seen.progress, m.Progress) else None
     return plan("work_running", "extracting", settled=p.settled if p else 0, total=p.total if p else "?")
 
 
@@ -214,6 +233,7 @@ def notes(config: Config, seen: m.Observation, past: Past) -> tuple[str, ...]:
 
 LADDER: tuple[Rung, ...] = (
     volume_ready,
+    tree_adopted,
     gpus_visible,
     gpus_ours,
     engine_patched,

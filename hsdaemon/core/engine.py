@@ -200,6 +200,8 @@ def engine_proved(config: Config, seen: m.Observation, past: Past) -> m.Plan | N
         return plan(rung, "proof-unreadable", cause=seen.proof.cause)
     if isinstance(seen.proof_unit, m.Unreadable):
         return plan(rung, "units-unreadable", cause=seen.proof_unit.cause)
+    if (scan := scan_first(seen)) is not None:
+        return scan
     engine, proof = seen.engine.unit, facts.known(seen.proof)
     mine = proof is not None and proof.invocation == engine.invocation
     if proof is not None and mine and proof.ok:
@@ -207,6 +209,16 @@ def engine_proved(config: Config, seen: m.Observation, past: Past) -> m.Plan | N
     if seen.proof_unit.up or seen.proof_unit.pids:
         return _proof_runs(config, seen, seen.proof_unit, engine, past)
     return _verdict(seen, engine, proof if mine else None, seen.proof_unit, past)
+
+
+def scan_first(seen: m.Observation) -> m.Plan | None:
+    """Nobody works on an output while its samples are being adopted."""
+    scan = seen.scan_unit
+    if isinstance(scan, m.Unreadable):
+        return plan("engine_proved", "units-unreadable", cause=scan.cause)
+    if scan.gone:
+        return None
+    return plan("engine_proved", "scan-running", age=int(seen.now.mono_s - scan.since_s), look_s=2.0)
 
 
 def _proof_runs(config: Config, seen: m.Observation, unit: m.Unit, engine: m.Unit, past: Past) -> m.Plan:

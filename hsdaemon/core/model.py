@@ -13,7 +13,8 @@ SUPERVISOR_UNIT = "hs-extract.service"
 ENGINE_UNIT = "hs-sglang.service"
 WORKER_UNIT = "hs-worker.service"
 PROOF_UNIT = "hs-proof.service"  # oneshot; writes its verdict to <paths.run>/proof.json
-OUR_UNITS = (SUPERVISOR_UNIT, ENGINE_UNIT, WORKER_UNIT, PROOF_UNIT)
+SCAN_UNIT = "hs-scan.service"  # oneshot; makes the manifest of a tree that has none
+OUR_UNITS = (SUPERVISOR_UNIT, ENGINE_UNIT, WORKER_UNIT, PROOF_UNIT, SCAN_UNIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +208,11 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Unadopted:
+    """Samples that no manifest vouches for yet: a tree that never had one, or a scan that was cut short."""
+
+
+@dataclass(frozen=True, slots=True)
 class Volume:
     """The volume under the output folder, judged by writing to it. `verdict`:
     ok, not-mounted, no-marker, foreign, read-only, io-error."""
@@ -248,10 +254,11 @@ class Observation:
     proof_unit: Unit | Unreadable
     proof: Proof | Unreadable | None
     worker: Worker | Unreadable
-    progress: Progress | Unreadable | None  # None: no manifest yet
+    progress: Progress | Unadopted | Unreadable | None  # None: neither manifest nor samples
     spool: Spool | Unreadable = Spool()
     xids: tuple[Xid, ...] = ()
     wishes: Wishes = Wishes()
+    scan_unit: Unit | Unreadable = Unit(SCAN_UNIT)
 
 
 # --- actions: frozen, with the identity they were decided on; whoever runs one has nothing left to choose ------------
@@ -329,6 +336,13 @@ class SweepSpool:
 
 
 @dataclass(frozen=True, slots=True)
+class StartScan:
+    """Start SCAN_UNIT. `after`: its last invocation."""
+
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
 class StartEngine:
     """Start ENGINE_UNIT, unless `after` (its last invocation) is no longer its last one. `port`: of the span."""
 
@@ -386,6 +400,7 @@ Action = (
     | ApplyPatch
     | SweepStale
     | SweepSpool
+    | StartScan
     | StartEngine
     | StopEngine
     | RunProof
@@ -396,7 +411,7 @@ Action = (
 # What interrupts or starts something: at most one of these a tick.
 DISRUPTIVE = (
     StopUnit, KillUnit, KillProcess, ReleaseUnits, ApplyPatch,
-    StartEngine, StopEngine, RunProof, StopProof, StartWorker, StopWorker,
+    StartScan, StartEngine, StopEngine, RunProof, StopProof, StartWorker, StopWorker,
 )  # fmt: skip
 
 

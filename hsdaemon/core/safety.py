@@ -231,6 +231,21 @@ def worker_only_on_proof(action: m.Action, at: Scene) -> str | None:
     return "the volume is full" if at.seen.volume.free_bytes < at.config.output.reserve_mib * 1024 * 1024 else None
 
 
+def nothing_beside_a_scan(action: m.Action, at: Scene) -> str | None:
+    """While a tree is adopted nobody else works on the output; and it is adopted only for want of a manifest."""
+    if isinstance(action, m.StartScan):
+        if not isinstance(at.seen.progress, m.Unadopted):
+            return "no samples without a manifest were seen"
+        busy = isinstance(at.seen.worker, m.Unreadable) or not at.seen.worker.unit.gone
+        return "a worker has the output" if busy else None
+    if not isinstance(action, m.StartWorker | m.RunProof):
+        return None
+    if isinstance(at.seen.progress, m.Unadopted):
+        return "samples without a manifest are not adopted yet"
+    scan = at.seen.scan_unit
+    return "a scan has the output" if isinstance(scan, m.Unreadable) or not scan.gone else None
+
+
 def proof_only_on_engine(action: m.Action, at: Scene) -> str | None:
     """A proof is about the engine that runs now, and never beside a worker."""
     if not isinstance(action, m.RunProof):
@@ -309,6 +324,7 @@ RULES: tuple[Rule, ...] = (
     start_only_when_gone,
     crash_budget,
     worker_only_on_proof,
+    nothing_beside_a_scan,
     proof_only_on_engine,
     not_while_rows_land,
     stop_only_what_was_seen,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hsdaemon import wire
 from hsdaemon.config import Output
-from hsdaemon.core.model import Outcome, Progress, Spool, Unreadable, Volume
+from hsdaemon.core.model import Outcome, Progress, Spool, Unadopted, Unreadable, Volume
 from hsdaemon.errors import HsError
 from hsdaemon.machine import disk
 from hsdaemon.machine.child import Child, NoAnswer
@@ -43,31 +43,34 @@ class ManifestProbe:
         self._child = Child("manifest", lambda _question: look_at_manifest(output))
         self.volume = ""
 
-    def read(self) -> Progress | Unreadable | None:
+    def read(self) -> Progress | Unadopted | Unreadable | None:
         answer = self._child.ask(None, self._deadline_s)
         if isinstance(answer, NoAnswer):
             return unreadable("manifest", answer)
         if isinstance(answer, Pinned):
             self.volume = answer.volume
             return answer.progress
-        return answer if isinstance(answer, Unreadable) else None
+        return answer if isinstance(answer, Unadopted | Unreadable) else None
 
     def close(self) -> None:
         self._child.close()
 
 
-def look_at_manifest(output: Output) -> Pinned | Unreadable | None:
+def look_at_manifest(output: Output) -> Pinned | Unadopted | Unreadable | None:
     """Opened anew each time: a connection to a volume that went away would go on answering from nowhere."""
+    from hsdaemon.data.adopt import has_samples
     from hsdaemon.data.backup import manifest_path
     from hsdaemon.data.connect import Damaged  # in the child alone, like SQLite itself
-    from hsdaemon.data.sqlite import open_reader
+    from hsdaemon.data.sqlite import ADOPTING, open_reader
 
     try:
         path = manifest_path(output)
         if not path.exists() or not path.stat().st_size:
-            return None
+            return Unadopted() if has_samples(Path(output.path)) else None
         manifest = open_reader(path)
         try:
+            if manifest.mark(ADOPTING):
+                return Unadopted()
             c = manifest.counts()
             progress = Progress(c.total, c.done, c.failed, c.skipped, c.ingest_complete, c.bytes, c.tokens)
             return Pinned(progress, manifest.volume())

@@ -23,6 +23,7 @@ from hsdaemon.data.sample import default_name
 from hsdaemon.errors import DiskFull, StoreError
 
 MANIFEST_NAME = "manifest.db"
+ADOPTING = "adopting"  # mark: samples of a tree without a manifest are being adopted; 0 when that is finished
 BUCKET_S = 10  # seconds of one progress bucket
 QUICK_ABOVE = 8192  # pages: 32 MiB, about 250,000 rows; a million take 0.4 s instead of 1.3
 KEEP_BUCKETS = 8640  # a day of them
@@ -335,11 +336,14 @@ class SqliteManifest(Passes):
         self.db.close()
 
 
-def create(path: Path, identity: RunIdentity, volume: str) -> SqliteManifest:
-    """A new manifest. A crash leaves an empty database, which is no manifest (`exists`). Raises StoreError when there
-    is one already."""
+def create(path: Path, identity: RunIdentity, volume: str, *, adopting: bool = False) -> SqliteManifest:
+    """A new manifest; adopting: for samples that were there before it, marked until they are adopted.
+
+    A crash leaves an empty database, which is no manifest (`exists`). Raises StoreError when there is one already.
+    """
     connection = connect(path, apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
     values: dict[str, str | int] = {"identity": identity.to_json(), "volume": volume, "lease": 0}
+    values[ADOPTING] = int(adopting)
     scan: dict[str, str | int] = {"scan_print": "", "scan_row": 0, "scan_hint": 0, "scan_complete": 0}
     try:
         if pragma(connection, "user_version"):

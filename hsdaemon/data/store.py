@@ -18,7 +18,7 @@ from hsdaemon.data.formats import get_format, relative_path
 from hsdaemon.data.identity import ModelFacts, RunIdentity, read_model, row_limits, run_identity
 from hsdaemon.data.manifest import Done, Known
 from hsdaemon.data.sample import Sample
-from hsdaemon.data.sqlite import SqliteManifest, create, exists, open_manifest
+from hsdaemon.data.sqlite import ADOPTING, SqliteManifest, create, exists, open_manifest
 from hsdaemon.data.verify import Finding, reconcile
 from hsdaemon.data.volume import MIB, Guard, file_system, require_local
 from hsdaemon.errors import DiskFull, StoreError
@@ -117,6 +117,11 @@ def _manifest(
         try:
             manifest = open_manifest(path)
             problem = manifest.integrity()
+            if problem is None and manifest.mark(ADOPTING) and not may_have_samples:
+                manifest.close()
+                raise StoreError(
+                    f"cannot start in {config.output.path}: its samples are not all adopted; run hs-extract scan"
+                )
             if problem is None:
                 return manifest, False
             manifest.close()
@@ -126,14 +131,14 @@ def _manifest(
         backup.set_aside(path)
         restored = backup.restore(path, saved)
         return (restored or create(path, offered, uuid)), True
-    if has_samples(Path(config.output.path)) and not may_have_samples:
-        restored = backup.restore(path, saved)
-        if restored is not None:
-            return restored, True
+    found = has_samples(Path(config.output.path))
+    if found and (restored := backup.restore(path, saved)) is not None:
+        return restored, True
+    if found and not may_have_samples:
         raise StoreError(
             f"cannot start in {config.output.path}: it has samples and no manifest; run hs-extract scan to adopt them"
         )
-    return create(path, offered, uuid), False
+    return create(path, offered, uuid, adopting=found), False
 
 
 def _pin(manifest: SqliteManifest, dataset: DataSet, offered: RunIdentity) -> RunIdentity:

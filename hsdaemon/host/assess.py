@@ -49,12 +49,12 @@ def _volume(config: Config, volume: m.Volume | m.Unreadable) -> Iterator[str]:
         yield f"{volume.free_bytes / GIB:.1f} GiB free of {volume.total_bytes / GIB:.1f} GiB"
 
 
-def _output(config: Config, progress: m.Progress | m.Unreadable | None) -> Iterator[str]:
+def _output(config: Config, progress: m.Progress | m.Unadopted | m.Unreadable | None) -> Iterator[str]:
     root = Path(config.output.path)
     total = None
     if isinstance(progress, m.Unreadable):
         yield f"manifest: cannot be read: {progress.cause}"
-    elif progress is None:
+    elif not isinstance(progress, m.Progress):
         yield "manifest: none; what is stored is told by its files"
     else:
         total = progress.total if progress.ingest_complete else None

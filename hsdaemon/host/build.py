@@ -34,7 +34,7 @@ def units(config: Config, file: str, foreground: bool) -> Units:
     if not foreground:
         return Systemd(config.supervisor.probe_deadline_s, Path(config.paths.state))
     ours = (sys.executable, "-m", "hsdaemon")
-    verbs = {m.ENGINE_UNIT: "serve", m.WORKER_UNIT: "extract", m.PROOF_UNIT: "prove"}
+    verbs = {m.ENGINE_UNIT: "serve", m.WORKER_UNIT: "extract", m.PROOF_UNIT: "prove", m.SCAN_UNIT: "scan"}
     commands = {unit: (*ours, verb, "-c", file) for unit, verb in verbs.items()}
     return Processes(commands, Path(config.paths.run))
 

@@ -104,8 +104,8 @@ class VolumePort(Protocol):
 
 
 class ManifestPort(Protocol):
-    def read(self) -> m.Progress | m.Unreadable | None:
-        """Counts; None when there is no manifest yet. Never creates one."""
+    def read(self) -> m.Progress | m.Unadopted | m.Unreadable | None:
+        """Counts; None when there is neither a manifest nor a sample. Never creates one."""
 
 
 class SpoolPort(Protocol):
