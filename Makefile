@@ -84,6 +84,10 @@ engines-check: $(READY) ## real servers of four releases, three of them without 
 bench-%: $(READY) ## a measurement, bench/NAME.py: make bench-write, make bench-manifest
 	@$(PY) bench/$*.py $(ARGS)
 
+.PHONY: clean-boxes
+clean-boxes: ## ends the boxes that killed test runs have left
+	@$(PY) tests/sdbox.py clean
+
 .PHONY: clean
 clean: ## removes .venv and caches
 	rm -rf $(VENV) $(TRAINERS) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosts import STATE, VLLM, VLLM_UNIT, nvml_says, prepare
+from hosts import ROOT, STATE, VLLM, VLLM_UNIT, nvml_says, prepare
 from sdbox import Box, until
 
 from hsdaemon.core.model import ENGINE_UNIT
@@ -29,7 +29,7 @@ def told(box: Box) -> str:
     return box.journal("-u", "hs-extract", "-b")
 
 
-def test_ev_01_after_a_boot_the_rogue_is_evicted_and_the_engine_started_without_a_human(host: Box) -> None:
+def test_ev_01_sy_12_sy_13_after_a_boot_the_rogue_is_evicted_and_the_engine_started_without_a_human(host: Box) -> None:
     host.reboot()
     until(lambda: host.show(ENGINE_UNIT, "ActiveState") == "active", 40)
     assert host.show(VLLM, "ActiveState") == "inactive"
@@ -54,6 +54,12 @@ def test_ev_01_after_a_boot_the_rogue_is_evicted_and_the_engine_started_without_
     print(f"adopted after {time.monotonic() - start:.1f} s")
     time.sleep(3)
     assert host.show(ENGINE_UNIT, "MainPID") == engine
+
+    host.exec("hs-extract", "stop", check=False)  # SY-13: all three, and then everything is given back as it was
+    until(lambda: host.show(ENGINE_UNIT, "ActiveState") == "inactive" and host.show("hs-extract", "MainPID") == "0", 20)
+    host.exec("env", f"PYTHONPATH={ROOT}", "hs-extract", "release")
+    until(lambda: host.show(VLLM, "ActiveState") == "active")
+    assert host.show(VLLM, "UnitFileState") == "enabled"
 
 
 def quiet(box: Box) -> None:

@@ -21,7 +21,9 @@ from msgspec import Struct
 
 from hsdaemon.core.model import Outcome, Unit, Unreadable
 from hsdaemon.machine import disk
+from hsdaemon.machine.child import Child, NoAnswer
 
+SCAN_S = 10.0
 MARK = "INVOCATION_ID"  # the name that systemd uses for the same thing
 NO_SYSTEMD = Outcome("failed", "there is no systemd here that could do it")
 
@@ -45,6 +47,7 @@ class Processes:
         self._folder = run / "units"
         self._grace_s = grace_s
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._scan = Child("process", members)  # reading an environment waits for a process that hangs in the kernel
 
     def read(
         self,
@@ -59,7 +62,10 @@ class Processes:
     def start(self, name: str, after: str) -> Outcome:
         if name not in self._commands:
             return NO_SYSTEMD
-        unit = self._unit(name)
+        try:
+            unit = self._unit(name)
+        except OSError as error:
+            return Outcome("failed", f"cannot read /proc: {error}")
         if unit.up or unit.invocation != after:
             return Outcome("moved-on", f"{name} is {unit.active}, invocation {unit.invocation or 'none'}")
         if unit.pids:
@@ -116,7 +122,9 @@ class Processes:
         started = self._reaped(name)
         if started is None:
             return Unit(name)
-        pids = members(started)
+        pids = self._scan.ask(started, SCAN_S)
+        if isinstance(pids, NoAnswer):
+            raise OSError(pids.detail)
         alive = started.pid in pids and start_ticks(started.pid) == started.start_ticks
         active, result, status = _state(started, alive)
         return Unit(
