@@ -47,6 +47,7 @@ class Rig:
     data: list[list[int]]
     settings: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     space: Callable[[int], None] = lambda _: None
+    hidden: int = HIDDEN
 
     def __post_init__(self) -> None:
         for name in ("model", "out", "run", "spool"):
@@ -54,7 +55,7 @@ class Rig:
         self.write_data()
         facts = {
             "num_hidden_layers": 6,
-            "hidden_size": HIDDEN,
+            "hidden_size": self.hidden,
             "vocab_size": VOCAB,
             "max_position_embeddings": 1 << 20,
             "model_type": "llama",
@@ -98,7 +99,7 @@ class Rig:
     @property
     def identity(self) -> RunIdentity:
         output = self.config.output
-        return RunIdentity("set", "model", LAYERS, self.config.model.norm, output.dtype, output.format, HIDDEN)
+        return RunIdentity("set", "model", LAYERS, self.config.model.norm, output.dtype, output.format, self.hidden)
 
     @property
     def manifest_path(self) -> Path:
@@ -106,7 +107,9 @@ class Rig:
 
     def engine(self, faults: Mapping[Any, Fault] | None = None, **options: Any) -> FakeEngine:
         named = {str(row): fault for row, fault in (faults or {}).items()}
-        return FakeEngine(self.root / "spool", self.root / "run", hidden=HIDDEN, layers=LAYERS, faults=named, **options)
+        return FakeEngine(
+            self.root / "spool", self.root / "run", hidden=self.hidden, layers=LAYERS, faults=named, **options
+        )
 
     def start(self, *verb: str, **popen: Any) -> subprocess.Popen[str]:
         """`hs-extract VERB` (extract) on this job as a process of its own."""
@@ -147,7 +150,7 @@ class Rig:
         manifest.begin_epoch(epoch)
         parts = Parts(
             config=config,
-            wanted=Wanted(LAYERS, config.model.norm, config.output.dtype, HIDDEN, fmt.interleaved),
+            wanted=Wanted(LAYERS, config.model.norm, config.output.dtype, self.hidden, fmt.interleaved),
             identity=self.identity,
             manifest=manifest,
             dataset=open_dataset(config.data, Limits(VOCAB, None)),
@@ -212,7 +215,7 @@ class Rig:
     def _check_file(self, path: Path, ids: list[int]) -> None:
         opened = open_sample(path)
         token_ids = np.asarray(ids, np.int64)
-        want = to_bits(states(token_ids, len(LAYERS) + 1, HIDDEN), self.config.output.dtype)
+        want = to_bits(states(token_ids, len(LAYERS) + 1, self.hidden), self.config.output.dtype)
         check_opened(opened, token_ids, want)
 
 

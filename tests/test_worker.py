@@ -140,20 +140,15 @@ def test_sp_05_parts_left_by_a_killed_worker_are_swept_at_the_next_start(tmp_pat
     assert spool_dumps(job) == []
 
 
-@pytest.mark.parametrize("tokens", [10, 400])
-def test_sp_03_a_small_spool_runs_to_the_end_and_is_never_exceeded(tmp_path: Path, tokens: int) -> None:
-    """Scaled down: the samples are a sixth of the budget, as 10 MB are of 64."""
-    hidden_bytes = 4 * 8 * 2
-    budget = 1 << 20
-    length = budget // 6 // hidden_bytes if tokens == 400 else tokens
-    job = Rig(tmp_path, rows([length] * 100), {"spool": {"budget_mib": 1}, "worker": {"concurrency": 32}})
-    with job.engine(budget=budget) as engine:
+def test_sp_03_a_spool_of_64_mib_and_samples_of_10_mib_run_to_the_end(tmp_path: Path) -> None:
+    job = Rig(tmp_path, rows([1280] * 14), {"worker": {"concurrency": 32, "stall_s": 60.0}}, hidden=1024)
+    with job.engine(budget=64 << 20) as engine:
         worker = job.work()
     assert worker.error is None
+    assert worker.retries == 0
     job.check_files()
-    assert engine.peak_spool <= budget
-    if tokens == 400:
-        assert engine.peak_live <= 6
+    assert engine.peak_spool <= 64 << 20
+    assert engine.peak_live <= 6
 
 
 def test_sp_09_a_sample_larger_than_the_whole_spool_fails_by_name_and_holds_up_nobody(tmp_path: Path) -> None:
