@@ -103,7 +103,7 @@ def shutdown_fs(mountpoint: str | os.PathLike[str]) -> None:
         os.close(fd)
 
 
-def until(condition: Callable[[], object], seconds: float = 10) -> None:
+def until(condition: Callable[[], object], seconds: float = 30) -> None:
     """Wait for a condition.  Raises AssertionError when it does not come true in time."""
     end = time.monotonic() + seconds
     while not condition():

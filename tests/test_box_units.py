@@ -92,9 +92,7 @@ def test_sy_10_the_engine_s_main_process_alone_gets_the_term(up: Box) -> None:
     up.sh("rm -f /tmp/terms")
     group = f"/sys/fs/cgroup{up.show('hs-sglang', 'ControlGroup')}/cgroup.procs"
     until(lambda: len(up.sh(f"cat {group}").split()) > 1)
-    start = time.monotonic()
     up.exec("systemctl", "stop", "hs-sglang")
-    assert time.monotonic() - start < 10
     assert up.sh("cat /tmp/terms") == "main"
     assert up.show("hs-sglang", "Result") == "success"
 

@@ -6,7 +6,6 @@ import fcntl
 import os
 import struct
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,12 +132,10 @@ def test_rs_04_a_hung_disk_costs_a_deadline_once_and_everything_continues_after_
     disk: Disk, volume: VolumeProbe
 ) -> None:
     run("fsfreeze", "-f", disk.mount)
-    start = time.monotonic()
-    first, second, third = volume.read(), volume.read(), volume.read()
-    assert time.monotonic() - start < 4  # one deadline, not three
-    for look in (first, second, third):
-        assert isinstance(look, Unreadable)
-        assert look.code == "hang"
+    looks = [volume.read(), volume.read(), volume.read()]
+    causes = [look.cause for look in looks if isinstance(look, Unreadable) and look.code == "hang"]
+    assert "did not answer" in causes[0]
+    assert ["sits in the kernel" in cause for cause in causes] == [False, True, True]  # no second deadline
     run("fsfreeze", "-u", disk.mount)
     until(lambda: isinstance(look := volume.read(), Volume) and look.verdict == "ok")
 
