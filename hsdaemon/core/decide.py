@@ -69,8 +69,8 @@ def floor_bytes(config: Config, seen: m.Observation) -> int:
 def _pause(seen: m.Observation, code: str, **said: object) -> m.Plan:
     worker = facts.known(seen.worker)
     if worker and worker.unit.up:
-        return plan("volume_ready", code, m.StopWorker(worker.unit.invocation, code), look_s=2.0, **said)
-    return plan("volume_ready", code, look_s=2.0, **said)
+        return plan("volume_ready", code, m.StopWorker(worker.unit.invocation, code), look_s=1.0, **said)
+    return plan("volume_ready", code, look_s=1.0, **said)
 
 
 def tree_adopted(_config: Config, seen: m.Observation, past: Past) -> m.Plan | None:
@@ -87,7 +87,7 @@ def tree_adopted(_config: Config, seen: m.Observation, past: Past) -> m.Plan | N
     if budget.count_of(past, budget.SCAN_KEY, seen.now.boot) >= SCANS:
         return plan("tree_adopted", "scan-failed", cause=budget.cause_of(unit))
     if budget.retry_s(past, budget.SCAN_KEY, seen.now, SCAN_AGAIN_S) > 0:
-        return plan("tree_adopted", "scan-wait", cause=budget.cause_of(unit), look_s=2.0)
+        return plan("tree_adopted", "scan-wait", cause=budget.cause_of(unit), look_s=1.0)
     return plan("tree_adopted", "scanning", m.StartScan(unit.invocation), look_s=1.0)
 
 

@@ -112,7 +112,7 @@ def _loading(config: Config, seen: m.Observation, engine: m.Engine, past: Past) 
         return plan("engine_up", "engine-silent", stop, age=int(quiet))
     if age > patience and (quiet > GROWING * patience or age > HARD * patience):
         return plan("engine_up", "engine-late", m.StopEngine(unit.invocation, "engine-late"), age=int(age))
-    return plan("engine_up", "engine-loading", age=int(age), log=engine.log_bytes, look_s=2.0)
+    return plan("engine_up", "engine-loading", age=int(age), log=engine.log_bytes, look_s=1.0)
 
 
 def leftover(seen: m.Observation, past: Past) -> m.Plan | None:
@@ -228,7 +228,7 @@ def _proof_runs(config: Config, seen: m.Observation, unit: m.Unit, engine: m.Uni
     due = unit.up and (age > 1.5 * config.proof.deadline_s or other)
     if due and budget.retry_s(past, budget.key_of(stop), seen.now, 30.0) == 0:
         return plan("engine_proved", "proof-late", stop, look_s=1.0)
-    return plan("engine_proved", "proof-running", age=int(age), look_s=2.0)
+    return plan("engine_proved", "proof-running", age=int(age), look_s=1.0)
 
 
 def _verdict(seen: m.Observation, engine: m.Unit, proof: m.Proof | None, unit: m.Unit, past: Past) -> m.Plan:

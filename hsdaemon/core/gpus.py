@@ -34,7 +34,8 @@ def gpus_visible(config: Config, seen: m.Observation, past: Past) -> m.Plan | No
         return None
     if isinstance(seen.gpus, m.Unreadable):
         code = _NVML.get(seen.gpus.code, "nvml-unreadable")
-        return plan("gpus_visible", code, cause=facts.first_line(seen.gpus.cause))
+        soon = 1.0 if code == "nvml-absent" else 5.0  # at boot every second counts
+        return plan("gpus_visible", code, cause=facts.first_line(seen.gpus.cause), look_s=soon)
     return _missing(config, seen.gpus) or _unsound(config, seen, seen.gpus, past)
 
 
