@@ -309,6 +309,7 @@ class World:
         elif self.mono_s - unit.since_s > 30:
             self.settled.update(dict.fromkeys(range(self.unadopted), 1))
             self.unadopted = 0
+            self.crashes = 0  # adopted samples are new ones to whoever counts
             self.die(unit, "success", 0)
 
     to_prove = ""
