@@ -107,7 +107,7 @@ class Session:
     def serve(self, question: tuple[Any, ...]) -> tuple[Unit, ...] | Outcome | str:
         """An answer, or the failure as a sentence."""
         try:
-            from gi.repository import GLib  # type: ignore[import-untyped]
+            from gi.repository import GLib
         except ImportError as error:
             return f"cannot reach systemd: {error}; install pydbus and PyGObject, or run with --foreground"
         verb: Callable[..., tuple[Unit, ...] | Outcome] = getattr(self, f"_{question[0]}")
@@ -295,7 +295,7 @@ class Session:
     def _bus(self) -> Any:
         """A connection of our own: the shared one ends the process when dbus restarts, and is never rebuilt."""
         if self._con is None or self._con.is_closed():
-            import pydbus  # type: ignore[import-untyped]
+            import pydbus
 
             self._con = pydbus.connect(self._address).con
             self._con.set_exit_on_close(False)
