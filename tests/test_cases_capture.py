@@ -29,6 +29,7 @@ from hsdaemon.capture.store import Store
 from hsdaemon.config import Config, parse
 from hsdaemon.engine import argline, inplace, releases
 from hsdaemon.errors import ConfigError, EngineError
+from hsdaemon.machine.checkpoint import RESERVE_TOKENS
 
 
 class Captured:
@@ -464,7 +465,7 @@ def test_ca_04_an_engine_that_would_not_load_the_capture_is_not_started(monkeypa
 
 CHUNK = 64
 LENGTHS = (1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK - 1, 2 * CHUNK, 2 * CHUNK + 1, 300, 5 * CHUNK)
-LONGEST = 2048 - releases.RESERVE_TOKENS
+LONGEST = 2048 - RESERVE_TOKENS
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

@@ -23,13 +23,13 @@ from hsdaemon.config import Config, Data
 from hsdaemon.data import jsonl
 from hsdaemon.data.dataset import open_dataset
 from hsdaemon.data.formats import open_sample
-from hsdaemon.data.identity import read_model
 from hsdaemon.data.manifest import Claim, State
 from hsdaemon.data.passes import EditedRow
-from hsdaemon.data.rows import RESERVE_TOKENS, Limits
+from hsdaemon.data.rows import Limits
 from hsdaemon.data.sample import BadRow, Sample, name_problem
 from hsdaemon.data.store import open_store
 from hsdaemon.errors import DataError
+from hsdaemon.machine.checkpoint import RESERVE_TOKENS, read_model
 
 LIMITS = Limits(VOCAB, CONTEXT - RESERVE_TOKENS)
 GOOD = {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}
@@ -428,8 +428,8 @@ def test_a_row_read_again_by_its_hint_is_the_same(tmp_path: Path, suffix: str) -
 
 
 def test_a_model_folder_that_says_too_little_is_refused(tmp_path: Path) -> None:
-    assert read_model(write_model(tmp_path / "m")).vocab == VOCAB
+    assert read_model(str(write_model(tmp_path / "m"))).vocab == VOCAB
     for text in ("{", "[]", "{}", '{"text_config": {"vocab_size": -1}}'):
         (tmp_path / "m/config.json").write_text(text)
         with pytest.raises(Exception, match="cannot read the model"):
-            read_model(tmp_path / "m")
+            read_model(str(tmp_path / "m"))

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hsdaemon import wire
 from hsdaemon.config import Config, parse
 from hsdaemon.engine import argline, endpoint, environment, ports, releases
-from hsdaemon.engine.model import eagle3_layers, read_model
 from hsdaemon.errors import ConfigError, EngineError
+from hsdaemon.machine.checkpoint import eagle3_layers, read_model
 
 HEAD = '[data]\npath = "/d.jsonl"\n[model]\npath = "/m"\n[output]\npath = "/o"\n'
 CORES = (0, 1, 2, 3)

@@ -24,12 +24,13 @@ from hsdaemon.data import room, schema
 from hsdaemon.data.backup import manifest_folder, manifest_path
 from hsdaemon.data.dataset import DataSet, open_dataset
 from hsdaemon.data.formats import norm_refusal
-from hsdaemon.data.identity import ModelFacts, context_tokens, physical_layers, read_model, row_limits
+from hsdaemon.data.identity import context_tokens, row_limits
 from hsdaemon.data.sample import BadRow
 from hsdaemon.data.sqlite import open_reader
 from hsdaemon.data.volume import file_system, read_marker, require_local, volume_root
 from hsdaemon.errors import EXIT_OK, ConfigError, DataError, HsError, StoreError
 from hsdaemon.machine import disk
+from hsdaemon.machine.checkpoint import ModelFacts, physical_layers, read_model
 from hsdaemon.work.progress import span
 
 SHOWN = 20  # bad rows that are printed; all are counted
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     schema.require_sqlite(apsw.sqlite_lib_version())
     print(f"sqlite: {apsw.sqlite_lib_version()}")
     failed = 0
-    facts = read_model(Path(config.model.path))
+    facts = read_model(config.model.path)
     for look in (_model, _volume, _manifest):
         failed += _say(look, config, facts)
     dataset = open_dataset(config.data, row_limits(config, facts))
@@ -89,7 +90,7 @@ def _say(look: Callable[[Config, ModelFacts], str], config: Config, facts: Model
 
 
 def _model(config: Config, facts: ModelFacts) -> str:
-    layers = physical_layers(config, facts)
+    layers = physical_layers(config.model.layers, facts)
     refusal = norm_refusal(config.output.format, config.model.norm)
     if refusal:
         raise ConfigError(f"cannot use model.norm = {config.model.norm!r}: {refusal}; change it or output.format")

@@ -22,10 +22,11 @@ from hsdaemon.data import sqlite
 from hsdaemon.data.backup import manifest_path
 from hsdaemon.data.dataset import open_dataset
 from hsdaemon.data.export import export_speculators
-from hsdaemon.data.identity import read_model, row_limits
+from hsdaemon.data.identity import row_limits
 from hsdaemon.data.manifest import every_stored
 from hsdaemon.data.sample import BadRow, Sample
 from hsdaemon.errors import EXIT_OK, ConfigError, DataError
+from hsdaemon.machine.checkpoint import read_model
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _done(config: Config) -> Iterator[tuple[Sample, Path]]:
     """Every done row with its file. Raises DataError when the data set no longer has a row as it was extracted."""
-    limits = row_limits(config, read_model(Path(config.model.path)))
+    limits = row_limits(config, read_model(config.model.path))
     with (
         contextlib.closing(sqlite.open_reader(manifest_path(config.output))) as manifest,
         contextlib.closing(open_dataset(config.data, limits)) as dataset,

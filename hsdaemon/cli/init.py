@@ -17,10 +17,10 @@ from hsdaemon.cli.settings import add_config
 from hsdaemon.config import Config, parse
 from hsdaemon.data import lock
 from hsdaemon.data.backup import ballast_path, manifest_folder
-from hsdaemon.data.identity import read_model
 from hsdaemon.data.volume import MIB, init_volume, volume_root
 from hsdaemon.errors import EXIT_OK, ConfigError, StoreError
 from hsdaemon.machine import disk
+from hsdaemon.machine.checkpoint import read_model
 
 TEMPLATE = """\
 # hs-extract: this file says what is extracted, from which model, to where. What is not here has its default.
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         text = _text(args)
         config = parse(text, str(file))
-        read_model(Path(config.model.path))
+        read_model(config.model.path)
         _write(file, text)
     uuid = _mark(config)
     print(f"init: config={file} volume={volume_root(config.output)} uuid={uuid}")

@@ -20,9 +20,10 @@ from hsdaemon.data import lock, sqlite
 from hsdaemon.data.backup import manifest_path
 from hsdaemon.data.dataset import open_dataset
 from hsdaemon.data.formats import get_format
-from hsdaemon.data.identity import physical_layers, read_model, row_limits
+from hsdaemon.data.identity import row_limits
 from hsdaemon.data.spool import Spool, new_epoch
 from hsdaemon.errors import EXIT_FINDINGS, EXIT_OK
+from hsdaemon.machine.checkpoint import physical_layers, read_model
 from hsdaemon.machine.log import setup
 from hsdaemon.machine.proof import ProofFiles
 from hsdaemon.work.checks import Wanted
@@ -53,9 +54,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prove(config: Config) -> Proved | Refuted:
-    facts = read_model(Path(config.model.path))
+    facts = read_model(config.model.path)
     wanted = Wanted(
-        layers=physical_layers(config, facts),
+        layers=physical_layers(config.model.layers, facts),
         norm=config.model.norm,
         dtype=config.output.dtype,
         hidden=facts.hidden,

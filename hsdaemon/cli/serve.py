@@ -22,9 +22,9 @@ from hsdaemon import wire
 from hsdaemon.cli.settings import add_config, load
 from hsdaemon.config import Config
 from hsdaemon.engine import argline, endpoint, environment, inplace, ports, releases
-from hsdaemon.engine.model import ModelFacts, eagle3_layers, read_model
 from hsdaemon.engine.probe import ordered_port
-from hsdaemon.errors import ConfigError, EngineError
+from hsdaemon.errors import EngineError
+from hsdaemon.machine.checkpoint import physical_layers, read_model
 
 KEEP_LOGS = 20
 EXITS = {69: "the release or its environment cannot be used, or the port is taken"}
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     known = releases.release(releases.installed())
     releases.check(config, known, args.config)
     model = read_model(config.model.path)
-    _check_layers(config, model)
+    physical_layers(config.model.layers, model)
     inplace.check(releases.way_of(config, known), mend=not args.dry_run)
     launch = f"hs-{secrets.token_hex(8)}"
     cores = sorted(os.sched_getaffinity(0))
@@ -75,15 +75,6 @@ def _here(
         argv=argv,
         log=str(log),
     )
-
-
-def _check_layers(config: Config, model: ModelFacts) -> None:
-    layers = config.model.layers or eagle3_layers(model.layers)
-    if layers[-1] > model.layers - 2:
-        raise ConfigError(
-            f"cannot use model.layers: layer {layers[-1]} of {model.layers} has no later layer to be read at; "
-            f"write {model.layers - 2} or less (the last layer's output is the final state, stored anyway)"
-        )
 
 
 def _former(config: Config) -> endpoint.Endpoint | None:

@@ -27,13 +27,13 @@ from hsdaemon.cli.settings import add_config, load
 from hsdaemon.config import Config
 from hsdaemon.data import lock
 from hsdaemon.data.backup import manifest_folder, manifest_path
-from hsdaemon.data.identity import read_model
 from hsdaemon.data.manifest import State
 from hsdaemon.data.room import stored_bytes
 from hsdaemon.data.sqlite import SqliteManifest, open_reader
 from hsdaemon.engine import endpoint
 from hsdaemon.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
 from hsdaemon.machine import disk
+from hsdaemon.machine.checkpoint import read_model
 from hsdaemon.work.progress import span
 
 WINDOWS = {"minute": 60.0, "ten_minutes": 600.0, "hour": 3600.0}
@@ -130,7 +130,7 @@ def _disk(config: Config, rows: int, tokens: int) -> dict[str, int | None]:
     except OSError:
         free = None
     try:
-        needed: int | None = stored_bytes(config, read_model(Path(config.model.path)), rows, tokens)
+        needed: int | None = stored_bytes(config, read_model(config.model.path), rows, tokens)
     except ConfigError:
         needed = None
     return {"free": free, "needed": needed, "reserve": config.output.reserve_mib * 2**20}

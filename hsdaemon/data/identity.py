@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
-from typing import Any
 
 import xxhash
 
 from hsdaemon.config import Config
-from hsdaemon.data.rows import RESERVE_TOKENS, Limits
-from hsdaemon.errors import ConfigError, StoreError
+from hsdaemon.data.rows import Limits
+from hsdaemon.errors import StoreError
+from hsdaemon.machine.checkpoint import RESERVE_TOKENS, ModelFacts, physical_layers
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -68,64 +67,6 @@ def require_same(pinned: RunIdentity, offered: RunIdentity) -> None:
             raise IdentityMismatch(field.name, here, now)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What the model folder's config.json says, its text_config included. context: tokens."""
-
-    layers: int
-    hidden: int
-    vocab: int
-    context: int
-    kind: str  # model_type
-    revision: str  # digest of config.json and of the weight files' names and sizes
-
-
-def read_model(path: Path) -> ModelFacts:
-    """Raises ConfigError when there is no usable config.json."""
-    file = path / "config.json"
-    try:
-        raw = file.read_bytes()
-        fields: Any = json.loads(raw)
-        text = fields.get("text_config") or fields
-        return ModelFacts(
-            layers=_positive(text, "num_hidden_layers"),
-            hidden=_positive(text, "hidden_size"),
-            vocab=_positive(text, "vocab_size"),
-            context=_positive(text, "max_position_embeddings"),
-            kind=str(fields.get("model_type", "")),
-            revision=_revision(path, raw),
-        )
-    except OSError as error:
-        raise ConfigError(f"cannot read the model: {file}: {error.strerror}; set model.path") from None
-    except (ValueError, AttributeError) as error:
-        raise ConfigError(f"cannot read the model: {file}: {error}; set model.path") from None
-
-
-def _positive(fields: Any, key: str) -> int:
-    value = fields.get(key)
-    if type(value) is not int or value <= 0:
-        raise ValueError(f"{key} is {value!r}, not a whole number above 0")
-    return value
-
-
-def _revision(path: Path, config: bytes) -> str:
-    hasher = xxhash.xxh3_128(config)
-    for file in sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".bin", ".pt")):
-        hasher.update(f"{file.name}:{file.stat().st_size};".encode())
-    return hasher.hexdigest()
-
-
-def physical_layers(config: Config, facts: ModelFacts) -> tuple[int, ...]:
-    """The three aux layers. Raises ConfigError for layers that the model does not have."""
-    n = facts.layers
-    layers = config.model.layers or (1, n // 2 - 1, n - 4)
-    if list(layers) != sorted(set(layers)) or layers[0] < 0 or layers[-1] >= n:
-        raise ConfigError(
-            f"cannot use model.layers = {list(layers)}: the model has {n} layers; write three of them, ascending"
-        )
-    return layers
-
-
 def context_tokens(config: Config, facts: ModelFacts) -> int:
     return config.model.context_tokens or facts.context
 
@@ -140,7 +81,7 @@ def run_identity(config: Config, facts: ModelFacts, dataset: str, release: str =
     return RunIdentity(
         dataset=dataset,
         model=config.model.revision or facts.revision,
-        layers=physical_layers(config, facts),
+        layers=physical_layers(config.model.layers, facts),
         norm=config.model.norm,
         dtype=config.output.dtype,
         format=config.output.format,

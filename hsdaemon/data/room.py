@@ -6,15 +6,17 @@ import dataclasses
 
 from hsdaemon.config import Config
 from hsdaemon.data.formats import file_bound, get_format
-from hsdaemon.data.identity import ModelFacts, physical_layers
 from hsdaemon.data.volume import MIB
+from hsdaemon.machine.checkpoint import ModelFacts, physical_layers
 from hsdaemon.wire import Layout
 
 
 def layout(config: Config, facts: ModelFacts, tokens: int) -> Layout:
     """Of a sample's dump and file."""
     interleaved = get_format(config.output.format).interleaved
-    return Layout(tokens, facts.hidden, len(physical_layers(config, facts)), config.output.dtype, interleaved)
+    return Layout(
+        tokens, facts.hidden, len(physical_layers(config.model.layers, facts)), config.output.dtype, interleaved
+    )
 
 
 def stored_bytes(config: Config, facts: ModelFacts, rows: int, tokens: int) -> int:

@@ -8,8 +8,6 @@ import numpy as np
 
 from hsdaemon.data.sample import BadRow, Sample, default_name, digest, name_problem
 
-RESERVE_TOKENS = 7  # the longest prompt the engine takes is its context less this
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:

@@ -15,7 +15,7 @@ from hsdaemon.data.connect import Damaged
 from hsdaemon.data.dataset import DataSet, open_dataset
 from hsdaemon.data.examine import Whole, examine
 from hsdaemon.data.formats import get_format, relative_path
-from hsdaemon.data.identity import ModelFacts, RunIdentity, read_model, row_limits, run_identity
+from hsdaemon.data.identity import RunIdentity, row_limits, run_identity
 from hsdaemon.data.manifest import Done, Known
 from hsdaemon.data.sample import Sample
 from hsdaemon.data.sqlite import ADOPTING, SqliteManifest, create, exists, open_manifest
@@ -23,6 +23,7 @@ from hsdaemon.data.verify import Finding, reconcile
 from hsdaemon.data.volume import MIB, Guard, file_system, require_local
 from hsdaemon.errors import DiskFull, StoreError
 from hsdaemon.machine import disk
+from hsdaemon.machine.checkpoint import ModelFacts, read_model
 
 log = structlog.get_logger()
 
@@ -70,7 +71,7 @@ def open_store(config: Config, epoch: str, release: str = "") -> Store:
 def _open(config: Config, epoch: str, release: str, *, may_have_samples: bool) -> Store:
     guard = Guard(config.output)
     uuid = guard.take()
-    facts = read_model(Path(config.model.path))
+    facts = read_model(config.model.path)
     dataset = open_dataset(config.data, row_limits(config, facts))
     folder = backup.manifest_folder(config.output)
     require_local(folder, file_system(folder), allow_fuse=config.output.allow_fuse)
@@ -186,7 +187,7 @@ def open_for_scan(config: Config, epoch: str) -> Store:
 
 def _background(config: Config, identity: RunIdentity, stop: Callable[[], bool]) -> None:
     """The rest of the data set, the stored files (missing or short ones are pending again), the unknown ones."""
-    facts = read_model(Path(config.model.path))
+    facts = read_model(config.model.path)
     dataset = open_dataset(config.data, row_limits(config, facts))
     manifest = open_manifest(backup.manifest_path(config.output))
     root = Path(config.output.path)

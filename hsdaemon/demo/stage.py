@@ -16,9 +16,9 @@ from msgspec import Struct
 from hsdaemon.data.volume import init_volume
 from hsdaemon.demo import inputs
 from hsdaemon.demo.actor import HS, environment
-from hsdaemon.engine.model import eagle3_layers, read_model
 from hsdaemon.engine.ports import free
 from hsdaemon.errors import DataError, EngineError, StoreError
+from hsdaemon.machine.checkpoint import eagle3_layers, read_model
 
 MARKER = ".hs-extract-demo"  # a folder without it is somebody's and stays as it is
 MAKE_S = 400.0  # the real model: 40 s quiet

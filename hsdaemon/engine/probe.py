@@ -18,9 +18,9 @@ from hsdaemon.core import model as m
 from hsdaemon.engine import endpoint, environment, leftovers, patch, ports, releases
 from hsdaemon.engine.diff import State
 from hsdaemon.engine.inplace import check
-from hsdaemon.engine.model import read_model
 from hsdaemon.errors import EngineError, HsError
 from hsdaemon.machine import disk
+from hsdaemon.machine.checkpoint import read_model
 from hsdaemon.machine.child import Child, NoAnswer
 
 START_FILE = "start.json"  # in paths.run: the port that the supervisor chose for the next start

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from hsdaemon.config import Config, Problem
 from hsdaemon.errors import EngineError
+from hsdaemon.machine.checkpoint import RESERVE_TOKENS
 
 Way = Literal["plugin", "patch"]
 
@@ -72,9 +73,6 @@ INFO_PATHS = (
     Row(5, 5, "/get_server_info", "the only spelling"),
     Row(6, 23, "/server_info", "version and resolved arguments"),
 )
-
-# Longest accepted prompt = min(context, KV pool) - RESERVE_TOKENS, in every release of the table.
-RESERVE_TOKENS = 7
 
 
 class Release(Struct, frozen=True):
