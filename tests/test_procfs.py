@@ -124,6 +124,13 @@ def test_descriptors_alone_make_a_holder_but_never_of_us_and_our_probes(proc: Pr
     assert (held.kind, held.pid, held.gpus, held.used_mib) == ("fd", 50, ("GPU-1",), None)
 
 
+def test_our_probe_s_descriptors_say_nothing_about_a_claim(proc: Proc) -> None:
+    proc.add(40)
+    proc.add(52, opens=("/dev/nvidia0",), parent=os.getpid())
+    (held,) = holders(proc, gpu(0, Claim(40, "compute", 1)))
+    assert (held.kind, held.pid) == ("compute", 40)
+
+
 def test_the_scan_follows_changes_at_once_and_forgets_who_is_gone(proc: Proc) -> None:
     port = Procfs(proc.folder)
     assert port.holders([gpu(0)]) == ()

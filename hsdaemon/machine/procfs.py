@@ -106,8 +106,13 @@ class Procfs:
             self._open = {pid: minors for pid, minors in self._open.items() if self._minors(pid) == minors}
             return
         pids = [int(name) for name in os.listdir(self._proc) if name.isdigit()]
-        self._open = {pid: minors for pid in pids if (minors := self._minors(pid))}
+        self._open = {pid: minors for pid in pids if (minors := self._minors(pid)) and not self._mine(pid)}
         self._scanned_at, self._scanned_for = time.monotonic(), shape
+
+    def _mine(self, pid: int) -> bool:
+        """This process and its probes, which have the devices open to look at them."""
+        process = read_process(pid, self._proc)
+        return process is None or os.getpid() in (pid, process.parent)
 
     def _minors(self, pid: int) -> frozenset[int]:
         """Devices that a process has open; none when it is gone or may not be looked at."""
@@ -143,11 +148,11 @@ class Procfs:
         return pid in self._open or not self._open or not os.access(self._proc / str(pid) / "fd", os.R_OK)
 
     def _by_descriptor(self, gpus: Sequence[Gpu], known: Mapping[int, Process]) -> Iterator[Holder]:
-        """Processes with a device open that NVML does not name, other than this one and its probes."""
+        """Processes with a device open that NVML does not name."""
         uuids = {gpu.index if gpu.minor is None else gpu.minor: gpu.uuid for gpu in gpus}
         for pid, minors in self._open.items():
             process = None if pid in known else read_process(pid, self._proc)
-            if process is None or os.getpid() in (pid, process.parent):
+            if process is None:
                 continue
             on = tuple(sorted(uuids[n] for n in minors if n in uuids))
             if on:
