@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
 from sdbox import Box
+
+from hsdaemon.engine.probe import START_FILE, ordered_port
+from hsdaemon.machine.child import Child
 
 ROOT = Path(__file__).parents[1]
 UNITS = sorted((ROOT / "systemd").glob("*.service"))
@@ -95,11 +100,34 @@ def test_make_install_twice_verify_enable_and_uninstall_leave_a_host_as_it_was_b
     assert box.sh("stat -c '%U %a' /run/hs-extract/attest /var/log/hs-extract /dev/shm/hs-extract") == "\n".join(
         ("hs-extract 755", "hs-extract 755", "hs-extract 700")
     )
+    assert box.sh("stat -c '%U %G %a' /var/lib/hs-extract /var/lib/hs-extract/leases /run/hs-extract").split("\n") == [
+        "root hs-extract 1775", "root root 755", "root hs-extract 1775",
+    ]  # fmt: skip
     box.sh("echo kept > /var/lib/hs-extract/x")
     box.sh(f"{make} uninstall; {make} uninstall")
     assert box.sh("ls /usr/local/lib/systemd/system /usr/local/bin | grep -c hs- || true") == "0"
     assert box.show("hs-extract", "LoadState") == "not-found"
     assert box.sh("cat /var/lib/hs-extract/x; tail -1 /etc/hs-extract.toml") == "kept\nedited = 1"
+
+
+@pytest.mark.root
+def test_the_account_of_the_engine_takes_an_order_that_it_may_not_remove() -> None:
+    """The run folder is sticky, and the order is root's."""
+
+    def as_nobody(run: object) -> object:
+        os.setresuid(65534, 65534, 65534)
+        return ordered_port(str(run))
+
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    with tempfile.TemporaryDirectory(dir="/run") as folder:
+        Path(folder).chmod(0o1777)
+        Path(folder, START_FILE).write_text('{"port": 30007}')
+        child = Child("account", as_nobody)
+        assert child.ask(folder, 30) == 30007
+        child.close()
+        assert ordered_port(folder) == 30007  # root may, and does
+        assert ordered_port(folder) is None
 
 
 def test_install_honours_destdir(tmp_path: Path) -> None:

@@ -85,9 +85,10 @@ def ordered_port(run: str) -> int | None:
     path = Path(run) / START_FILE
     try:
         order = msgspec.json.decode(path.read_bytes(), type=StartOrder)
-        path.unlink()
     except (OSError, msgspec.MsgspecError):
         return None
+    with contextlib.suppress(PermissionError):  # the supervisor's own in a sticky folder: it writes a new one each time
+        path.unlink(missing_ok=True)
     return order.port
 
 
