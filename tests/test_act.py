@@ -24,6 +24,7 @@ CASES: list[tuple[m.Action, list[tuple[Any, ...]]]] = [
     (m.ApplyPatch("0.5.23"), [("engine.apply_patch", "0.5.23")]),
     (m.SweepStale(("/l",)), [("engine.sweep", ("/l",))]),
     (m.SweepSpool(3), [("spool.sweep",)]),
+    (m.StartScan("s0"), [("units.start", m.SCAN_UNIT, "s0")]),
     (m.StartEngine("e0", 30001, "f"), [("engine.prepare", 30001, "f"), ("units.start", m.ENGINE_UNIT, "e0")]),
     (m.StopEngine("e1", "done"), [("units.stop", m.ENGINE_UNIT, "e1")]),
     (m.RunProof("e1", "p0"), [("proof.prepare", "e1"), ("units.start", m.PROOF_UNIT, "p0")]),
@@ -85,7 +86,7 @@ def test_an_unreadable_port_is_a_value_in_its_place(fault: str) -> None:
     world.nvml, world.volume, world.blind_manifest, world.units_until = fault, "hang", "busy", 1e9
     seen = observe(ports(world), CONFIG)
     broken = {f.name for f in fields(seen) if isinstance(getattr(seen, f.name), m.Unreadable)}
-    assert broken == {"gpus", "holders", "units", "volume", "engine", "proof_unit", "worker", "progress"}
+    assert broken == {"gpus", "holders", "units", "volume", "engine", "proof_unit", "scan_unit", "worker", "progress"}
 
 
 def test_units_that_do_not_exist_are_told_from_units_that_cannot_be_read() -> None:
