@@ -97,6 +97,14 @@ def test_sy_10_the_engine_s_main_process_alone_gets_the_term(up: Box) -> None:
     assert up.show("hs-sglang", "Result") == "success"
 
 
+def test_sy_04_the_engine_may_call_the_driver_s_helper_and_nobody_else_gains_rights(up: Box) -> None:
+    flags = [
+        up.sh(f"grep NoNewPrivs /proc/{pid(up, unit)}/status").split()[1]
+        for unit in ("hs-sglang", "hs-worker", "hs-extract")
+    ]
+    assert flags == ["0", "1", "1"]
+
+
 def test_sy_01_a_child_cannot_speak_for_the_service(host: Box) -> None:
     """NotifyAccess=main, as all shipped units have it; the stand-ins' drop-ins open it to their shells' helpers."""
     code = (
