@@ -127,7 +127,7 @@ class Supervisor(Section, frozen=True):
 class Gpus(Section, frozen=True):
     """Which GPUs the engine needs."""
 
-    uuids: tuple[str, ...] = ()  # () = the first engine.tp GPUs
+    uuids: tuple[str, ...] = ()  # () = the first engine.tp GPUs, none for an engine on the CPU; see Config.gpu_count
     baseline_mib: Mib = 600  # memory that an idle GPU may hold; learned per GPU, this is the upper bound
     clear_polls: Count = 3  # polls at the baseline before a GPU counts as free
     clear_patience_s: Seconds = 120.0  # how long freed memory may lag behind a dead process
@@ -187,6 +187,12 @@ class Config(Section, frozen=True):
     evict: Evict = Evict()
     proof: Proof = Proof()
     paths: Paths = Paths()
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs that must be there and free before the engine starts: one a rank. An engine on the CPU takes none; those
+        that are named are cleared for it all the same, so that a host is rehearsed whole before its real engine."""
+        return self.engine.tp if self.engine.device == "cuda" else len(self.gpus.uuids)
 
 
 class Problem(Struct, frozen=True):
@@ -249,7 +255,7 @@ def impossible(config: Config) -> Iterator[Problem]:
         yield Problem("spool.wait_s", config.spool.wait_s, cause, f"write {e.watchdog_s / 4:g} or less")
     if e.tp % e.dp_attention:
         yield Problem("engine.dp_attention", e.dp_attention, f"does not divide engine.tp = {e.tp}", "write a divisor")
-    if config.gpus.uuids and len(config.gpus.uuids) != e.tp:
+    if config.gpus.uuids and e.device == "cuda" and len(config.gpus.uuids) != e.tp:
         cause = f"engine.tp = {e.tp} ranks need as many GPUs"
         yield Problem("gpus.uuids", list(config.gpus.uuids), cause, "name one GPU a rank, or none")
     if not config.data.path.endswith((".jsonl", ".parquet")):

@@ -13,7 +13,7 @@ def observe(ports: Ports, config: Config) -> m.Observation:
     gpus: tuple[m.Gpu, ...] | m.Unreadable = ()
     holders: tuple[m.Holder, ...] | m.Unreadable = ()
     xids: tuple[m.Xid, ...] = ()
-    if config.engine.device == "cuda":
+    if config.gpu_count:
         gpus = ports.gpus.read()
         holders = gpus if isinstance(gpus, m.Unreadable) else ports.procs.holders(gpus)
         xids = ports.gpus.xids()

@@ -6,10 +6,25 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from scenes import PROOF, WORKER, acted, busy, died, engine, gpus, kinds, loading, past_of, plan_of, rest
+from scenes import (
+    PROOF,
+    VLLM_UP,
+    WORKER,
+    acted,
+    busy,
+    died,
+    engine,
+    gpus,
+    holder,
+    kinds,
+    loading,
+    past_of,
+    plan_of,
+    rest,
+)
 from world import CONFIG, tuned
 
-from hsdaemon.core import budget
+from hsdaemon.core import budget, safety
 from hsdaemon.core import model as m
 from hsdaemon.core.decide import LADDER, decide
 from hsdaemon.core.facts import plan
@@ -80,6 +95,17 @@ def test_the_ladder_reads_as_the_manual_says() -> None:
 def test_an_engine_on_the_cpu_asks_nothing_about_gpus() -> None:
     config = tuned(CONFIG, engine={"device": "cpu"})
     assert plan_of(rest(gpus=(), holders=()), config=config).reason == "engine-start"
+
+
+def test_named_gpus_are_cleared_for_an_engine_on_the_cpu_too() -> None:
+    config = tuned(CONFIG, engine={"device": "cpu"}, gpus={"uuids": ("GPU-0", "GPU-1")})
+    held = rest(gpus=gpus(75_800), holders=(holder(),), units=(VLLM_UP,))
+    assert kinds(plan_of(held, config=config)) == ["LeaseUnit", "DisableUnit", "StopUnit"]
+    assert plan_of(rest(), config=config).reason == "engine-start"
+    assert plan_of(rest(gpus=gpus(count=1)), config=config).reason == "gpu-missing"
+    start = decide(config, rest(), past_of(rest()))
+    vetoed = safety.veto(start, config, rest(gpus=gpus(75_800)), past_of(rest()))
+    assert (vetoed.reason, start.reason) == ("vetoed", "engine-start"), "and safety has a mind of its own"
 
 
 def test_a_changed_argument_line_waits_for_the_next_stop_unless_asked() -> None:

@@ -35,7 +35,7 @@ def wanted(config: Config, gpus: tuple[m.Gpu, ...]) -> tuple[m.Gpu, ...]:
     """The GPUs of the config that are there."""
     if config.gpus.uuids:
         return tuple(g for g in gpus if g.uuid in config.gpus.uuids)
-    return tuple(sorted(gpus, key=lambda g: g.index)[: config.engine.tp])
+    return tuple(sorted(gpus, key=lambda g: g.index)[: config.gpu_count])
 
 
 def ours(seen: m.Observation, holder: m.Holder) -> bool:

@@ -26,7 +26,7 @@ _NVML = {
 
 def gpus_visible(config: Config, seen: m.Observation, past: Past) -> m.Plan | None:
     """All configured GPUs answer and nothing is owed to them. While the engine runs, its progress is the judge."""
-    if config.engine.device == "cpu":
+    if not config.gpu_count:
         return None
     if isinstance(seen.engine, m.Unreadable):
         return plan("gpus_visible", "engine-unreadable", cause=seen.engine.cause)
@@ -40,7 +40,7 @@ def gpus_visible(config: Config, seen: m.Observation, past: Past) -> m.Plan | No
 
 
 def _missing(config: Config, gpus: tuple[m.Gpu, ...]) -> m.Plan | None:
-    there, count = facts.wanted(config, gpus), config.engine.tp
+    there, count = facts.wanted(config, gpus), config.gpu_count
     if len(there) >= count:
         return None
     if not gpus:
@@ -85,7 +85,7 @@ def _fabric(seen: m.Observation, mine: tuple[m.Gpu, ...], past: Past) -> m.Plan 
 
 def gpus_ours(config: Config, seen: m.Observation, past: Past) -> m.Plan | None:
     """No foreign process and no foreign memory on our GPUs, and none about to take them."""
-    if config.engine.device == "cpu" or isinstance(seen.gpus, m.Unreadable):
+    if not config.gpu_count or isinstance(seen.gpus, m.Unreadable):
         return None  # unreadable with a running engine: nothing is done about others until it is known again
     if (own := leftover(seen, past)) is not None:
         return own

@@ -120,12 +120,12 @@ def nothing_blind(action: m.Action, at: Scene) -> str | None:
     touching = (m.LeaseUnit, m.DisableUnit, m.StopUnit, m.KillProcess, m.StartEngine)
     if not isinstance(action, touching) and not (isinstance(action, m.KillUnit) and action.name != m.ENGINE_UNIT):
         return None
-    if at.config.engine.device == "cpu" and isinstance(action, m.StartEngine):
+    if not at.config.gpu_count and isinstance(action, m.StartEngine):
         return None
     for part in (at.seen.gpus, at.seen.holders, at.seen.units):
         if isinstance(part, m.Unreadable):
             return f"{part.port} cannot be read"
-    return "nobody is evicted for an engine on the CPU" if at.config.engine.device == "cpu" else None
+    return None if at.config.gpu_count else "nobody is evicted for an engine that takes no GPU"
 
 
 def kill_budget(action: m.Action, at: Scene) -> str | None:
@@ -166,16 +166,16 @@ def kept_down_first(action: m.Action, at: Scene) -> str | None:
 
 def start_only_on_free_gpus(action: m.Action, at: Scene) -> str | None:
     """Never a start on GPUs that are fewer than wanted, lost, owed a reset, or hold somebody's memory."""
-    if not isinstance(action, m.StartEngine) or at.config.engine.device == "cpu":
+    if not isinstance(action, m.StartEngine) or not at.config.gpu_count:
         return None
     if isinstance(at.seen.gpus, m.Unreadable) or isinstance(at.seen.holders, m.Unreadable):
         return "GPUs are unknown"
     names = (
         at.config.gpus.uuids
-        or tuple(g.uuid for g in sorted(at.seen.gpus, key=lambda g: g.index))[: at.config.engine.tp]
+        or tuple(g.uuid for g in sorted(at.seen.gpus, key=lambda g: g.index))[: at.config.gpu_count]
     )
     mine = [g for g in at.seen.gpus if g.uuid in names]
-    if len(mine) < at.config.engine.tp:
+    if len(mine) < at.config.gpu_count:
         return "GPUs are missing"
     for gpu in mine:
         if gpu.lost or gpu.recovery not in ("", "none") or gpu.fabric not in ("none", "complete"):

@@ -37,23 +37,31 @@ def states(model: Any, ids: Sequence[int], layers: Sequence[int]) -> tuple[torch
 
     layers: physical, 0-based; aux holds the output of each, before any later norm.
     """
+    aux, pre, post = batch_states(model, [ids], layers)
+    return aux[0], pre[0], post[0]
+
+
+def batch_states(
+    model: Any, rows: Sequence[Sequence[int]], layers: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The same of rows of one length: a dimension in front."""
     kept: dict[object, torch.Tensor] = {}
     body = model.model
 
     def keep(k: object) -> Callable[..., None]:
         def hook(_module: Any, _args: Any, result: Any) -> None:
-            kept[k] = (result[0] if isinstance(result, tuple) else result)[0].detach().clone()
+            kept[k] = (result[0] if isinstance(result, tuple) else result).detach().clone()
 
         return hook
 
     def final(_module: Any, args: Any, result: Any) -> None:
-        kept["pre"], kept["post"] = args[0][0].detach().clone(), result[0].detach().clone()
+        kept["pre"], kept["post"] = args[0].detach().clone(), result.detach().clone()
 
     hooks = [body.layers[k].register_forward_hook(keep(k)) for k in layers]
     hooks.append(body.norm.register_forward_hook(final))
     try:
         with torch.no_grad():
-            model(input_ids=torch.tensor([list(ids)]), use_cache=False)
+            model(input_ids=torch.tensor([list(ids) for ids in rows]), use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()
