@@ -37,7 +37,7 @@ LIMIT = 1e-5  # float32 all the way
 
 
 class Finding(Struct, frozen=True):
-    """What a judge saw. changed: adopted files that are not byte for byte what they were; twice: rows with two files."""
+    """What a judge saw. changed: adopted files that are not what they were, byte for byte; twice: rows of two files."""
 
     files: int
     kept: int
