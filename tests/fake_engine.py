@@ -179,11 +179,11 @@ class FakeEngine:
     def stop(self) -> None:
         """Close the port and every connection."""
         self.stopped.set()
-        if self.server is not None:
-            self.server.shutdown()
-            self.server.server_close()
+        server, self.server = self.server, None  # a dying engine and its test may both stop it
+        if server is not None:
+            server.shutdown()
+            server.server_close()
             self._drop_connections()
-            self.server = None
 
     def restart(self, launch: str) -> None:
         """Another start of the engine: other launch, other port."""

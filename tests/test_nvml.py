@@ -31,7 +31,7 @@ def say(nvml: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def load(name: str, *args: object, **kwargs: object) -> object:
         return real(str(nvml / name) if name == "libnvidia-ml.so.1" else name)
 
-    monkeypatch.setattr("ctypes.CDLL", load)
+    monkeypatch.setattr("pynvml.CDLL", load)  # its own name for it, bound when torch or we first imported it
     (nvml / "state").unlink(missing_ok=True)
     return lambda *lines: write_state(nvml / "state", *lines)
 
