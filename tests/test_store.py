@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from outputs import config_for, extract, lines, publish, ready
 
-from hsdaemon.data.adopt import Adoption
+from hsdaemon.data.adopt import QUARANTINE, Adoption, FolderReport
 from hsdaemon.data.manifest import State
+from hsdaemon.data.store import Store
+from hsdaemon.machine import disk
 
 
 def test_an_output_is_finished_across_restarts(tmp_path: Path) -> None:
@@ -48,7 +51,7 @@ def test_a_walk_beside_the_work_leaves_leased_rows_and_their_files_alone(tmp_pat
     assert list(report.bad) == [2], "row 2 is nobody's"
     assert store.manifest.counts().leased == 2
     store.manifest.commit([mine])
-    assert store.manifest.hold(claims[1].row) is None
+    assert store.manifest.hold([claims[1].row]) == {}
     assert store.manifest.counts().pending == 2
     store.close()
 
@@ -57,8 +60,64 @@ def test_a_held_failed_row_stays_failed(tmp_path: Path) -> None:
     store = ready(config_for(tmp_path, lines(1)))
     claim = store.manifest.claim(1)[0]
     store.manifest.fail(claim.row, claim.lease, "x", "y")
-    lease = store.manifest.hold(0)
-    assert lease is not None
-    store.manifest.let_go(0, lease, State.failed)
+    held = store.manifest.hold([0])
+    store.manifest.let_go([(0, held[0], State.failed)])
     assert store.manifest.counts().failed == 1
+    store.close()
+
+
+def unknown_files(tmp_path: Path, rows: int) -> Store:
+    """An output with whole, stamped samples of all rows under their old names, none of which the manifest knows."""
+    store = ready(config_for(tmp_path, lines(rows)))
+    for claim in store.manifest.claim(rows):
+        path = store.root / publish(store, claim, tmp_path).path
+        path.rename(path.with_suffix(".pt"))
+    store.manifest.begin_epoch("later")
+    return store
+
+
+def adopt(store: Store) -> FolderReport:
+    (report,) = Adoption(store.root, store.manifest, store.dataset, store.identity, unstamped=False).walk()
+    return report
+
+
+def test_many_small_files_are_adopted_with_few_syncs_each_before_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = unknown_files(tmp_path, 100)
+    sync, done_at_sync = disk.sync_volume, []
+
+    def watched(folder: Path) -> None:
+        sync(folder)
+        done_at_sync.append(store.manifest.counts().done)
+
+    monkeypatch.setattr(disk, "sync_volume", watched)
+    assert adopt(store).adopted == 100
+    assert done_at_sync == [0, 64], "a group is durable before the manifest says so"
+    assert store.manifest.counts().done == 100
+    store.close()
+
+
+def test_a_walk_that_died_between_two_names_of_a_file_is_finished_by_the_next(tmp_path: Path) -> None:
+    store = unknown_files(tmp_path, 3)
+    old = store.root / "rows_0-2000/data_1.pt"
+    old.with_suffix(".ckpt").hardlink_to(old)
+    assert adopt(store).adopted == 3
+    assert sorted(path.name for path in old.parent.iterdir()) == ["data_0.ckpt", "data_1.ckpt", "data_2.ckpt"]
+    assert not (store.root / QUARANTINE).exists()
+    store.close()
+
+
+def test_a_group_that_cannot_be_named_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = unknown_files(tmp_path, 3)
+
+    def broken(folder: Path) -> None:
+        raise OSError("no disk")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "sync_volume", broken)
+        with pytest.raises(OSError, match="no disk"):
+            adopt(store)
+    assert store.manifest.counts().pending == 3
+    assert adopt(store).adopted == 3
     store.close()

@@ -77,6 +77,25 @@ def _files(folder: Path) -> Iterator[Path]:
             yield Path(entry.path)
 
 
+GROUP_FILES, GROUP_BYTES = 64, 1 << 30  # adopted together: what a crash makes the next walk examine again
+
+
+@dataclasses.dataclass(slots=True)
+class _Group:
+    """Files to be examined together, by row."""
+
+    files: dict[int, Path] = dataclasses.field(default_factory=dict)
+    bytes: int = 0
+
+    def add(self, path: Path, row: int) -> None:
+        self.files[row] = path
+        self.bytes += path.stat().st_size
+
+    @property
+    def full(self) -> bool:
+        return len(self.files) >= GROUP_FILES or self.bytes >= GROUP_BYTES
+
+
 class Adoption:
     """One walk over an output. unstamped: also take files that do not say which run they are from (a person asked)."""
 
@@ -107,6 +126,7 @@ class Adoption:
         good = {known.row for known in rows.values() if known.state is State.done}
         paths = {known.path for known in rows.values() if known.path}
         stems = self._stems(list(rows.values()))
+        group = _Group()
         for path in sorted(_files(folder.path)):
             report.files += 1
             row = stems.get(path.stem)
@@ -114,13 +134,29 @@ class Adoption:
                 report.known += 1
             elif row is None:
                 report.unknown.append(path.name)
-            elif row in good:
-                self._aside(path, row, "the row has another file", report)
-            elif self._take(path, rows[row], report):
-                good.add(row)
+            elif row in group.files:  # two files of one row: the first decides
+                good |= self._take(group, rows, report)
+                group = _Group()
+                self._second(path, rows[row], good, group, report)
+            else:
+                self._second(path, rows[row], good, group, report)
+            if group.full:
+                good |= self._take(group, rows, report)
+                group = _Group()
+        good |= self._take(group, rows, report)
         report.last = max(good, default=-1)
         report.gaps = [r.row for r in rows.values() if r.state is not State.skipped and r.row not in good]
         return report
+
+    def _second(self, path: Path, known: Known, good: set[int], group: _Group, report: FolderReport) -> None:
+        """A file whose row is done already is another name of that row's file, or is put aside; others are for the
+        group."""
+        if known.row not in good:
+            group.add(path, known.row)
+        elif _same(path, self.root / relative_path(self._format, known.row, known.name)):
+            path.unlink()  # a crash of an earlier walk left both names
+        else:
+            self._aside(path, known.row, "the row has another file", report)
 
     def _stems(self, rows: list[Known]) -> dict[str, int]:
         """File stems of all three trainers -> row; our own format's first, where two rows would share one."""
@@ -132,21 +168,22 @@ class Adoption:
                 found.setdefault(stem, known.row)
         return found
 
-    def _take(self, path: Path, known: Known, report: FolderReport) -> bool:
-        """Examine one file for its row, which no worker gets meanwhile; gives whether the row is done by it."""
-        lease = self.manifest.hold(known.row)
-        if lease is None:  # a worker has it, or has finished it since: its file is that worker's business
-            return True
-        adopted = False
+    def _take(self, group: _Group, rows: dict[int, Known], report: FolderReport) -> set[int]:
+        """Examine the group's files for their rows, which no worker gets meanwhile; gives the rows that are done, by
+        them or by a worker. One sync and one commit for all: each costs more than a small file's bytes."""
+        held = self.manifest.hold(list(group.files))
+        adopted: set[int] = set()
         try:
-            done = self._judge(path, known, lease, report)
-            if done is not None:
-                adopted = self.manifest.adopt([done]) == 1
-                report.adopted += adopted
+            judged = [self._judge(group.files[row], rows[row], lease, report) for row, lease in held.items()]
+            done = [verdict for verdict in judged if verdict is not None]
+            if done:
+                self._name([(group.files[d.row], self.root / d.path) for d in done])
+                report.adopted += self.manifest.adopt(done)
+                adopted = {d.row for d in done}
         finally:
-            if not adopted:
-                self.manifest.let_go(known.row, lease, known.state)
-        return adopted
+            self.manifest.let_go([(row, lease, rows[row].state) for row, lease in held.items() if row not in adopted])
+        # A row that could not be held is a worker's, or was finished by one since: its file is that worker's business.
+        return adopted | (group.files.keys() - held.keys())
 
     def _judge(self, path: Path, known: Known, lease: int, report: FolderReport) -> Done | None:
         """What makes the row done, or None: then the file was put aside, or left when that is not ours to do."""
@@ -165,24 +202,31 @@ class Adoption:
         if not (verdict.stamped or self.unstamped):
             report.unknown.append(path.name)
             return None
-        return Done(known.row, lease, self._name(path, known), verdict.size, verdict.digest)
-
-    def _name(self, path: Path, known: Known) -> str:
-        """Give the file the name under which its trainer finds it, never over another one."""
         final = relative_path(self._format, known.row, known.name)
-        target = self.root / final
-        if path != target:
-            disk.make_folder(target.parent)
-            os.link(path, target, follow_symlinks=False)
-            disk.sync_folder(target.parent)  # a crash here leaves both names of one file: the next walk goes on
-            path.unlink()
-        disk.sync_folder(path.parent)
-        return final
+        return Done(known.row, lease, final, verdict.size, verdict.digest)
+
+    def _name(self, moves: list[tuple[Path, Path]]) -> None:
+        """Give files the names under which their trainer finds them, never over others; durable, and their bytes too:
+        they may have been copied here a moment ago."""
+        moved = [(old, new) for old, new in moves if old != new]
+        for old, new in moved:
+            disk.make_folder(new.parent)
+            os.link(old, new, follow_symlinks=False)
+        disk.sync_volume(self.root)  # a crash here leaves both names of a file: the next walk goes on
+        for old, _ in moved:
+            old.unlink()
+        for folder in {old.parent for old, _ in moved}:
+            disk.sync_folder(folder)
 
     def _aside(self, path: Path, row: int, reason: str, report: FolderReport) -> None:
         aside = disk.set_aside(path, self.root / QUARANTINE)
         report.bad[row] = reason
         log.warning("a file was put aside", row=row, file=str(path), aside=aside.name, reason=reason)
+
+
+def _same(path: Path, other: Path) -> bool:
+    """Two names of one file."""
+    return other.exists() and path.samefile(other)
 
 
 def classify(reports: list[FolderReport]) -> list[FolderReport]:

@@ -257,22 +257,32 @@ class SqliteManifest(Passes):
                 changed += self.db.changes()
         return changed
 
-    def hold(self, row: int) -> int | None:
-        """Lease one pending or failed row, so that no worker takes it while its file is looked at; None when somebody
-        has it or it is done. Ends with `adopt` or `let_go`; a crash in between leaves it to begin_epoch."""
+    def hold(self, rows: Sequence[int]) -> dict[int, int]:
+        """Lease pending and failed rows, so that no worker takes them while their files are looked at; gives the leases
+        of those that nobody has and that are not done. Ends with `adopt` or `let_go`; a crash in between leaves them to
+        begin_epoch."""
+        held: dict[int, int] = {}
+        if not rows:
+            return held
         with self.write():
-            lease = self.meta("lease") + 1
-            self.db.execute("UPDATE rows SET state = 1, lease = ? WHERE row = ? AND state IN (0, 3)", (lease, row))
-            if not self.db.changes():
-                return None
+            lease = self.meta("lease")
+            for row in rows:
+                sql = "UPDATE rows SET state = 1, lease = ? WHERE row = ? AND state IN (0, 3)"
+                self.db.execute(sql, (lease + 1, row))
+                if self.db.changes():
+                    lease += 1
+                    held[row] = lease
             self.put("lease", lease)
-        return int(lease)
+        return held
 
-    def let_go(self, row: int, lease: int, state: State) -> None:
-        """Give a held row back as it was."""
+    def let_go(self, held: Sequence[tuple[int, int, State]]) -> None:
+        """Give held rows back as they were: row, lease, state before."""
+        if not held:
+            return
         with self.write():
             sql = "UPDATE rows SET state = ?, lease = NULL WHERE row = ? AND lease = ? AND state = 1"
-            self.db.execute(sql, (State.failed if state is State.failed else State.pending, row, lease))
+            for row, lease, state in held:
+                self.db.execute(sql, (State.failed if state is State.failed else State.pending, row, lease))
 
     def between(self, first: int, end: int) -> list[Known]:
         """Rows first to end - 1 as recorded, the skipped ones too."""

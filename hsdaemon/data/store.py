@@ -154,23 +154,28 @@ def _pin(manifest: SqliteManifest, dataset: DataSet, offered: RunIdentity) -> Ru
 def _adopt(store: Store, left: list[Known]) -> int:
     """Rows that were in flight when the last worker ended: those whose file had its name already are done."""
     fmt = get_format(store.identity.format)
-    adopted = 0
     paths = {known.row: store.root / relative_path(fmt, known.row, known.name) for known in left}
     for folder in {path.parent for path in paths.values()}:
         if folder.is_dir():
             disk.sweep_drafts(folder)  # a worker that is gone was writing in these folders, and in no others
-    for known in left:
-        path = paths[known.row]
-        if not path.exists():
-            continue
-        entry = store.dataset.read(known.row, known.hint)
-        if not isinstance(entry, Sample) or entry.digest != known.digest:
-            continue
-        verdict = examine(path, entry, store.identity)
-        if isinstance(verdict, Whole) and verdict.stamped:
-            done = Done(known.row, 0, str(path.relative_to(store.root)), verdict.size, verdict.digest)
-            adopted += store.manifest.adopt([done])
-    return adopted
+    done = [found for known in left if (found := _whole(store, known, paths[known.row])) is not None]
+    if not done:
+        return 0
+    disk.sync_volume(store.root)  # the worker died before, or after, it had synced the names
+    return store.manifest.adopt(done)
+
+
+def _whole(store: Store, known: Known, path: Path) -> Done | None:
+    """What makes the row done, or None where there is no such file."""
+    if not path.exists():
+        return None
+    entry = store.dataset.read(known.row, known.hint)
+    if not isinstance(entry, Sample) or entry.digest != known.digest:
+        return None
+    verdict = examine(path, entry, store.identity)
+    if not isinstance(verdict, Whole) or not verdict.stamped:
+        return None
+    return Done(known.row, 0, str(path.relative_to(store.root)), verdict.size, verdict.digest)
 
 
 def adopt_tree(store: Store, *, unstamped: bool) -> list[FolderReport]:

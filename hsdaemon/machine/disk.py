@@ -57,6 +57,17 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def sync_volume(folder: Path) -> None:
+    """Make everything durable that was written to the file system of `folder`, whoever wrote it. Raises SyncFailed."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if _libc.syncfs(fd) != 0:
+            number = ctypes.get_errno()
+            raise SyncFailed(number, os.strerror(number))
+    finally:
+        os.close(fd)
+
+
 def sync_tree(folder: Path) -> None:
     """Make a whole new tree durable: files, then the folders that name them. Raises SyncFailed, OSError."""
     for path in folder.iterdir():
