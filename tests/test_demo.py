@@ -153,12 +153,13 @@ def test_a_kill_takes_the_children_along(tmp_path: Path) -> None:
     child = "import time; print('up', flush=True); time.sleep(600)"
     parent = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(600)"
     actor = Actor("engine", (sys.executable, "-c", parent), tmp_path / "log")
+    before = {p.pid for p in psutil.Process().children()}  # of other tests
     actor.start()
     try:
         deadline = time.monotonic() + 30
         while "up" not in actor.log.read_text() and time.monotonic() < deadline:
             assert actor.ended(0.05) is None
-        (session,) = {p.pid for p in psutil.Process().children()}
+        (session,) = {p.pid for p in psutil.Process().children()} - before
         family = [psutil.Process(session), *psutil.Process(session).children(recursive=True)]
         assert len(family) == 2
     finally:
