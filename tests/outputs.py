@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -99,3 +101,11 @@ def extract(store: Store, folder: Path, rows: int = 10**9) -> int:
         store.manifest.commit([publish(store, claim, folder, writer) for claim in claims])
         done += len(claims)
     return done
+
+
+def apart(*words: str) -> tuple[int, str]:
+    """Exit code and output of a verb in a process of its own: SQLite may not be open on both sides of a fork."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hsdaemon", *words], cwd=Path(__file__).parent.parent, capture_output=True, text=True
+    )
+    return done.returncode, done.stdout

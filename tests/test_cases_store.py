@@ -11,7 +11,7 @@ from pathlib import Path
 
 import loops
 import pytest
-from outputs import config_for, extract, lines, publish, publisher, ready
+from outputs import apart, config_for, extract, lines, publish, publisher, ready
 from test_cases_manifest import config_file, crash, outcome
 
 from hsdaemon.cli import main
@@ -51,9 +51,7 @@ def verified(
 
 
 @pytest.mark.root
-def test_st_05_on_a_full_disk_status_works_and_the_ballast_lets_the_manifest_commit(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_st_05_on_a_full_disk_status_works_and_the_ballast_lets_the_manifest_commit(tmp_path: Path) -> None:
     with loops.loop(tmp_path, 40) as at:
         init_volume(at)
         config = config_for(tmp_path, lines(60), path=str(at / "states"), volume=str(at))
@@ -68,14 +66,14 @@ def test_st_05_on_a_full_disk_status_works_and_the_ballast_lets_the_manifest_com
         assert store.manifest.counts().done == 20
         text = config_file(tmp_path).read_text().replace(f"{tmp_path}/volume/states", str(at / "states"))
         (tmp_path / "hs.toml").write_text(text.replace("reserve_mib", f'volume = "{at}"\nreserve_mib'))
-        outcome(capsys)
-        assert main(["status", "--json", "-c", str(tmp_path / "hs.toml")]) == 0
-        assert json.loads(outcome(capsys)[-1])["done"] == 20
+        code, told = apart("status", "--json", "-c", str(tmp_path / "hs.toml"))
+        assert (code, json.loads(told)["done"]) == (0, 20)
         crash(store)
         loops.fill(at)
         with pytest.raises(DiskFull):
             open_store(config, "while full")
-        assert main(["status", "--json", "-c", str(tmp_path / "hs.toml")]) == 0
+        code, told = apart("status", "--json", "-c", str(tmp_path / "hs.toml"))
+        assert (code, json.loads(told)["done"]) == (0, 20)
         filler.unlink()
         again = ready(config)
         assert extract(again, tmp_path) == 40

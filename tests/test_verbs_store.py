@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from outputs import CONTEXT, VOCAB, config_for, extract, lines, ready, write_jsonl, write_model
+from outputs import CONTEXT, VOCAB, apart, config_for, extract, lines, ready, write_jsonl, write_model
 from test_cases_manifest import config_file, outcome
 
 from hsdaemon.cli import main
@@ -113,20 +113,20 @@ def test_check_finds_what_would_stop_the_work(tmp_path: Path, fault: str, capsys
     assert "cannot " in "".join(capsys.readouterr())
 
 
-def test_status_is_a_screen_a_json_and_an_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_is_a_screen_a_json_and_an_exit_code(tmp_path: Path) -> None:
     config = config_for(tmp_path, lines(4))
     store = ready(config)
     extract(store, tmp_path, 2)
     claim = store.manifest.claim(1)[0]
     file = str(config_file(tmp_path))
-    outcome(capsys)
-    assert main(["status", "-c", file]) == 0
-    screen = "\n".join(outcome(capsys))
+    code, screen = apart("status", "-c", file)
+    assert code == 0
     for text in ("2 of 4, 50.0 %", "1, in flight 1", "not started"):
         assert text in screen
     store.manifest.fail(claim.row, claim.lease, "nonfinite", "NaN in layer 1")
-    assert main(["status", "-c", file, "--json"]) == 1
-    facts = json.loads(outcome(capsys)[-1])
+    code, told = apart("status", "-c", file, "--json")
+    facts = json.loads(told)
+    assert code == 1
     assert facts["failed"] == 1
     assert facts["reasons"] == {"nonfinite": 1}
     assert facts["worker"]["pid"] is not None

@@ -1,27 +1,27 @@
-"""How far the work is: rows done, failed, skipped, pending; speed and time left; engine, worker and disk.
+"""How far the work is and what the supervisor says: rows, speed, time left; ladder, GPUs, proof; engine, worker, disk.
 
-Everything comes from the manifest and the small files of paths.run, so it takes less than a second with a million
-samples and writes nothing, also on a full disk. Rates are those of the worker's present run.
+Everything comes from the manifest and the small files of paths.run: neither root nor systemd nor a GPU nor a running
+supervisor is needed, it takes less than a second with a million samples, and nothing is written, also on a full disk.
+What cannot be seen is said and left out. Rates are those of the worker's present run.
 
   hs-extract status
-  hs-extract status --watch
+  hs-extract status --watch             (the same as: hs-extract watch)
   hs-extract status --json | jq .done
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 
 from hsdaemon.cli.settings import add_config, load
 from hsdaemon.config import Config
@@ -31,68 +31,86 @@ from hsdaemon.data.manifest import State
 from hsdaemon.data.room import stored_bytes
 from hsdaemon.data.sqlite import SqliteManifest, open_reader
 from hsdaemon.engine import endpoint
-from hsdaemon.errors import EXIT_FINDINGS, EXIT_OK, ConfigError
+from hsdaemon.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, HsError, StoreError
+from hsdaemon.host import screen, solo
+from hsdaemon.host.board import Board
 from hsdaemon.machine import disk
 from hsdaemon.machine.checkpoint import read_model
-from hsdaemon.work.progress import span
+from hsdaemon.machine.child import Child, NoAnswer
 
 WINDOWS = {"minute": 60.0, "ten_minutes": 600.0, "hour": 3600.0}
 REFRESH_S = 2.0
-EXITS = {1: "there are failed rows: hs-extract errors lists them"}
+VOLUME_S = 10.0  # a healthy volume answers in milliseconds, a dead one never
+EXITS = {
+    1: "there are failed rows: hs-extract errors lists them",
+    73: "there is a manifest and it cannot be read; the screen says why",
+}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    add_options(parser)
+    parser.add_argument("--watch", action="store_true", help="look again and again, until all is done")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What status and watch share."""
     add_config(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
-    parser.add_argument("--watch", action="store_true", help="go on, until interrupted; with --json one line each time")
+    parser.add_argument("--json", action="store_true", help="one JSON object a look instead of a screen")
 
 
 def run(args: argparse.Namespace) -> int:
     config = load(args)
-    manifest = open_reader(manifest_path(config.output))
-    try:
-        if args.watch:
-            _watch(config, manifest, as_json=args.json)
-        facts = look(config, manifest)
-    finally:
-        manifest.close()
-    if args.json:
-        print(json.dumps(facts))
-    else:
-        Console().print(screen(facts))
-    return EXIT_FINDINGS if facts["failed"] else EXIT_OK
+    with contextlib.closing(Child("output", lambda _question: output_facts(config))) as child:
+        last = _show(lambda: look(config, child), watch=args.watch, as_json=args.json)
+    if last.get("failed"):
+        return EXIT_FINDINGS
+    return EXIT_OK if last["manifest"] in ("ok", "none") else StoreError.exit_code
 
 
-def _watch(config: Config, manifest: SqliteManifest, *, as_json: bool) -> None:
-    """Until the work is finished."""
-    live = None if as_json else Live(console=Console(), auto_refresh=False)
-    with live or _Lines() as out:
+def _show(looks: Callable[[], dict[str, Any]], *, watch: bool, as_json: bool) -> dict[str, Any]:
+    """One look, or looks until the work is finished. Gives the last."""
+    console = Console()
+    with Live(console=console, auto_refresh=False) if watch and not as_json else contextlib.nullcontext() as live:
         while True:
-            facts = look(config, manifest)
-            if live is None:
+            facts = looks()
+            if as_json:
                 print(json.dumps(facts), flush=True)
+            elif live is None:
+                console.print(screen.table(facts))
             else:
-                out.update(screen(facts), refresh=True)
-            if facts["finished"]:
-                return
+                live.update(screen.table(facts), refresh=True)
+            if not watch or facts.get("finished"):
+                return facts
             time.sleep(REFRESH_S)
 
 
-class _Lines:
-    """Stands in for Live where lines are wanted."""
+def look(config: Config, child: Child) -> dict[str, Any]:
+    """Every fact of the screen, ready for JSON. Bytes, seconds, tokens. The volume is asked in a child: it may hang."""
+    answer = child.ask(None, VOLUME_S)
+    found = {"manifest": answer.detail} if isinstance(answer, NoAnswer) else answer
+    return {
+        **found,
+        "output": config.output.path,
+        "engine": _engine(config),
+        "supervisor": _supervisor(config.paths.run),
+    }
 
-    def __enter__(self) -> Any:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        sys.stdout.flush()
+def output_facts(config: Config) -> dict[str, Any]:
+    """What lies on the volume. `manifest`: ok, none, or why it cannot be read; the counts are there when it is ok."""
+    try:
+        worker = {"pid": lock.living_holder(manifest_folder(config.output))}
+        if not manifest_path(config.output).exists():
+            return {"manifest": "none", "worker": worker}
+        with contextlib.closing(open_reader(manifest_path(config.output))) as manifest:
+            return {"manifest": "ok", "worker": worker, **_work(config, manifest)}
+    except (HsError, OSError) as error:
+        return {"manifest": str(error)}
 
 
-def look(config: Config, manifest: SqliteManifest) -> dict[str, Any]:
-    """Every fact of the screen, ready for JSON. Bytes, seconds, tokens."""
+def _work(config: Config, manifest: SqliteManifest) -> dict[str, Any]:
     counts = manifest.counts()
     rates = {name: dataclasses.asdict(manifest.rate(seconds)) for name, seconds in WINDOWS.items()}
-    identity = manifest.identity()
     return {
         **dataclasses.asdict(counts),
         "open": counts.open,
@@ -100,11 +118,8 @@ def look(config: Config, manifest: SqliteManifest) -> dict[str, Any]:
         "eta_s": _eta(counts.open, counts.open_tokens, rates["ten_minutes"]),
         "rates": rates,
         "reasons": _reasons(manifest),
-        "identity": dataclasses.asdict(identity),
-        "output": config.output.path,
+        "identity": dataclasses.asdict(manifest.identity()),
         "disk": _disk(config, counts.open, counts.open_tokens),
-        "worker": {"pid": lock.living_holder(manifest_folder(config.output))},
-        "engine": _engine(config),
     }
 
 
@@ -151,50 +166,9 @@ def _engine(config: Config) -> dict[str, Any] | None:
     }
 
 
-def screen(facts: dict[str, Any]) -> Table:
-    """The table of one look."""
-    table = Table.grid(padding=(0, 2))
-    for name, text in _lines(facts):
-        table.add_row(f"[bold]{name}", text)
-    total = max(facts["total"], 1)
-    settled = facts["done"] + facts["failed"] + facts["skipped"]
-    table.add_row("", ProgressBar(total=total, completed=settled, width=60))
-    return table
-
-
-def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    rate, disk_facts, engine = facts["rates"]["ten_minutes"], facts["disk"], facts["engine"]
-    of = f"{facts['total']:,}{'' if facts['ingest_complete'] else '+ (still reading the data set)'}"
-    share = 100 * facts["done"] / max(facts["total"], 1)
-    reasons = ", ".join(f"{n} {code}" for code, n in sorted(facts["reasons"].items()))
-    worker = facts["worker"]["pid"]
-    return [
-        ("done", f"{facts['done']:,} of {of}, {share:.1f} %, {_size(facts['bytes'])}"),
-        ("pending", f"{facts['pending']:,}, in flight {facts['leased']:,}"),
-        ("failed", f"{facts['failed']:,}, skipped {facts['skipped']:,}" + (f" ({reasons})" if reasons else "")),
-        (
-            "speed",
-            f"{rate['samples_s']:.2f} samples/s, {rate['tokens_s']:,.0f} tok/s, {rate['bytes_s'] / 1e6:,.1f} MB/s",
-        ),
-        ("left", "done" if facts["finished"] else span(facts["eta_s"])),
-        ("disk", f"{_size(disk_facts['free'])} free, {_size(disk_facts['needed'])} needed"),
-        ("worker", "not running" if worker is None else f"pid {worker}"),
-        ("engine", _engine_line(engine)),
-        ("output", f"{facts['output']} ({facts['identity']['format']}, {facts['identity']['dtype']})"),
-    ]
-
-
-def _engine_line(engine: dict[str, Any] | None) -> str:
-    if engine is None:
-        return "not started"
-    state = f"pid {engine['pid']}" if engine["alive"] else "gone"
-    return f"{state}, SGLang {engine['release']} at {engine['url']}, {engine['ranks_attested']} ranks attested"
-
-
-def _size(size: int | None) -> str:
-    if size is None:
-        return "unknown"
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if size >= scale:
-            return f"{size / scale:.1f} {unit}"
-    return f"{size} B"
+def _supervisor(run: str) -> dict[str, Any]:
+    """`pid`: of the one that runs, None when none does; `age_s`, `board`: what the last tick of this boot showed."""
+    board = Board(run).read()
+    shown = board and board.get("wall_s")
+    age = time.time() - shown if isinstance(shown, int | float) else None
+    return {"pid": solo.holder(run), "age_s": age, "board": board}

@@ -64,13 +64,38 @@ def facts(tick: Tick, events: Sequence[budget.Event] = ()) -> dict[str, Any]:
         "holders": _plain(seen.holders),
         "engine": _plain(seen.engine),
         "proof": _plain(seen.proof),
+        "proved": _proved(seen),
         "worker": _plain(seen.worker),
         "progress": _plain(seen.progress),
         "volume": _plain(seen.volume),
         "spool": _plain(seen.spool),
         "leases": [_plain(lease) for lease in tick.past.leases],
-        "events": [{"kind": type(event).__name__, **_plain(event)} for event in events],
+        "events": [_event(event) for event in events],
     }
+
+
+def _proved(seen: m.Observation) -> bool:
+    """The last verdict is about this very start of the engine, and good."""
+    if not isinstance(seen.proof, m.Proof) or not isinstance(seen.engine, m.Engine):
+        return False
+    return seen.proof.ok and seen.proof.invocation == seen.engine.unit.invocation
+
+
+def _event(event: budget.Event) -> dict[str, Any]:
+    """An event and its one line for people."""
+    return {"kind": type(event).__name__, "wall_s": event.now.wall_s, "text": _text(event), "event": _plain(event)}
+
+
+def _text(event: budget.Event) -> str:
+    match event:
+        case budget.Acted(action=action):
+            return f"{type(action).__name__} {getattr(action, 'name', '')}".rstrip()
+        case budget.Ended(action=action, outcome=outcome):
+            return f"{type(action).__name__}: {outcome.result} {outcome.cause}".rstrip()
+        case budget.Died(unit=unit, cause=cause):
+            return f"{unit} ended: {cause}"
+        case budget.Reset():
+            return "a person cleared budgets and breakers"
 
 
 def ladder(plan: m.Plan) -> dict[str, str]:
