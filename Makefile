@@ -67,6 +67,11 @@ SEEDS ?= 10000
 simulate: $(READY) ## SEEDS=10000 simulated hosts with faults, then planted bugs; REPLAY=SEED tells one seed's story
 	@$(PY) bench/simulate.py $(if $(REPLAY),--replay $(REPLAY) $(if $(BUG),--bug $(BUG)),--seeds $(SEEDS))
 
+.PHONY: crash
+STATES ?= 60
+crash: $(READY) $(SYSTEM) ## power cuts at every write of publication and commit, on ext4, xfs and btrfs (needs root)
+	@$(PY) bench/crash.py --states $(STATES)
+
 .PHONY: test-kill
 N ?= 50
 test-kill: $(READY) ## worker killed N=50 times at random instants, engine N/5 times: nothing lost, twice or corrupt

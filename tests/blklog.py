@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import shutil
 import struct
 import subprocess
 import time
@@ -37,8 +36,8 @@ def record(
     for image, size in ((base, mib << 20), (log, 1 << 30), (export, 0)):
         image.touch()
         os.truncate(image, size)
-    subprocess.run([*mkfs, base], check=True)
-    shutil.copy(base, Path(folder, "clean.img"))
+    subprocess.run([*mkfs, base], check=True, capture_output=True)
+    _copy(base, Path(folder, "clean.img"))
     nodes = [
         f"driver=file,node-name=f0,filename={base}",
         f"driver=file,node-name=f1,filename={log}",
@@ -81,8 +80,8 @@ def states(folder: str | Path, most: int = 150, seed: int = 1) -> Iterator[tuple
     since the flush before.  The next state overwrites the image; mounting it is allowed."""
     count, choose = position(folder), random.Random(seed)
     clean, written, durable, image = (Path(folder, f"{n}.img") for n in ("clean", "written", "durable", "state"))
-    shutil.copy(clean, written)
-    shutil.copy(clean, durable)
+    _copy(clean, written)
+    _copy(clean, durable)
     window: list[tuple[int, int, bytes]] = []  # flags, offset and data since the last flush
     place = SECTOR
     with Path(folder, "log.img").open("rb") as log:
@@ -91,7 +90,7 @@ def states(folder: str | Path, most: int = 150, seed: int = 1) -> Iterator[tuple
             sector, length, flags, _ = struct.unpack("<QQQQ", log.read(32))
             place += SECTOR
             if flags & FLUSH:
-                shutil.copy(durable, image)
+                _copy(durable, image)
                 _apply(image, [w for w in window if w[0] & FUA or choose.random() < 0.5])
                 yield number - 1, image
                 _apply(durable, window)
@@ -102,8 +101,13 @@ def states(folder: str | Path, most: int = 150, seed: int = 1) -> Iterator[tuple
                 place += length * SECTOR
                 _apply(written, window[-1:])
             if number % max(1, count // most) == 0:
-                shutil.copy(written, image)
+                _copy(written, image)
                 yield number, image
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Holes stay holes: most of an image is one."""
+    subprocess.run(["cp", "--sparse=auto", source, target], check=True)
 
 
 def _apply(image: Path, writes: list[tuple[int, int, bytes]]) -> None:

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import blklog
 import numpy as np
 import outputs
 import pytest
@@ -297,56 +296,6 @@ def test_st_06_st_07_control_without_the_folders_fsync_the_file_is_gone(
         assert isinstance(publisher.publish(sample, dump), Published)
 
     assert after_power_cut(tmp_path, work) == []
-
-
-def crash_states(folder: Path, spool: Path) -> tuple[int, int]:
-    """(states, states that lack an acknowledged file) of six publications; the manifest is elsewhere: a dict."""
-    run = run_of("specforge", hidden=128)
-    acked: dict[int, tuple[int, str, int]] = {}
-    with blklog.record(folder) as mount:
-        publisher = publisher_of(mount / "out", run)
-        for row in range(6):
-            sample = sample_of(row, 90)
-            outcome = publisher.publish(sample, dump_of(spool, sample, run, states_of(90, 128)))
-            assert isinstance(outcome, Published)
-            acked[row] = (blklog.position(folder), outcome.path, outcome.size)
-    look, count, bad = folder / "look", 0, 0
-    look.mkdir()
-    for place, image in blklog.states(folder, most=60):
-        subprocess.run(["mount", "-o", "loop", str(image), str(look)], check=True)
-        try:
-            due = [(path, size) for at, path, size in acked.values() if at <= place]
-            lost = [p for p, n in due if not (look / "out" / p).exists() or (look / "out" / p).stat().st_size != n]
-            broken = [p for p in (look / "out").rglob("*.ckpt") if not sound(p)] if (look / "out").exists() else []
-            count, bad = count + 1, bad + bool(lost or broken)
-        finally:
-            subprocess.run(["umount", str(look)], check=True)
-    return count, bad
-
-
-def sound(path: Path) -> bool:
-    try:
-        check_content(path)
-    except Damaged:
-        return False
-    return True
-
-
-@root_only
-@pytest.mark.root
-def test_st_07_no_crash_state_lacks_an_acknowledged_file(tmp_path: Path, spool: Path) -> None:
-    count, bad = crash_states(tmp_path / "rec", spool)
-    assert count > 30
-    assert bad == 0
-
-
-@root_only
-@pytest.mark.root
-def test_st_07_control_without_the_folders_fsync_crash_states_lack_files(
-    tmp_path: Path, spool: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(disk, "sync_folder", lambda _: None)
-    assert crash_states(tmp_path / "rec", spool)[1] > 0
 
 
 CHILD = """

@@ -188,9 +188,15 @@ def test_a_draft_has_no_final_name_until_it_is_named_and_takes_no_others(
 
 def test_a_swept_folder_keeps_all_but_our_drafts(tmp_path: Path) -> None:
     kept = ["data_0.ckpt", ".hidden", ".x.tmp", "x.0123456789abcdef.tmp", ".x.0123456789abcdeg.tmp"]
-    for name in [*kept, ".data_1.ckpt.0123456789abcdef.tmp"]:
+    swept = [
+        ".data_1.ckpt.0123456789abcdef.tmp",
+        ".probe.0123456789abcdef.tmp",
+        ".hs-probe.7.tmp",
+        ".hs-extract-probe-7",
+    ]
+    for name in [*kept, *swept]:
         (tmp_path / name).touch()
-    assert disk.sweep_drafts(tmp_path) == 1
+    assert disk.sweep_drafts(tmp_path) == len(swept)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(kept)
 
 

@@ -91,8 +91,12 @@ class Publisher:
         self._root, self._quarantine, self._format, self._run, self._epoch = root, quarantine, fmt, run, epoch
         self._volume_check, self._steps = volume_check, steps
         self._identity = run.digest()
-        self._able = disk.probe_abilities(root, epoch)
         self._bad: disk.BadVolume | None = None
+        try:
+            disk.sweep_drafts(root)  # a power cut in the middle of a probe leaves its name
+        except OSError as error:
+            raise disk.explain(error, root) from error
+        self._able = disk.probe_abilities(root, epoch)
         if self._able.way != "linkat":  # the output has one writer, so whatever is left is a dead one's
             for folder in root.glob("rows_*-*"):
                 disk.sweep_drafts(folder)

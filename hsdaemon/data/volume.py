@@ -130,7 +130,7 @@ class Guard:
                 os.fsync(fd)
             finally:
                 os.close(fd)
-                path.unlink()
+                path.unlink(missing_ok=True)  # a worker's start sweeps the probes of others, too
         except OSError as error:
             raise self._refusal(error) from None
 

@@ -23,7 +23,8 @@ from hsdaemon.errors import DiskFull, HsError, StoreError
 BLOCK = 4096  # bytes: O_DIRECT offsets, lengths and addresses are multiples of it
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _UNABLE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EXDEV, errno.EISDIR, errno.ENOENT)
-_DRAFT = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
+# Drafts and probes of an epoch, write probes of a process.
+_DRAFT = re.compile(r"\..+\.[0-9a-f]{16}\.tmp|\.hs-probe\.[0-9]+\.tmp|\.hs-extract-probe-[0-9]+", re.ASCII)
 _RENAME_NOREPLACE, _SYNC_RANGE_WRITE, _AT_FDCWD = 1, 2, -100
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -365,7 +366,7 @@ def _attempt(folder: Path, able: Abilities, epoch: str) -> OSError | None:
 
 
 def sweep_drafts(folder: Path) -> int:
-    """Remove the temporary names that a dead writer left in `folder`; gives how many. Raises OSError."""
+    """Remove the temporary names that a dead writer or probe left in `folder`; gives how many. Raises OSError."""
     stale = [entry for entry in folder.iterdir() if _DRAFT.fullmatch(entry.name)]
     for entry in stale:
         entry.unlink(missing_ok=True)
