@@ -1,6 +1,6 @@
 """The incident's data set and what its engine had stored before the storage ran full. A process of its own, for torch.
 
-python -m bench.incident_set make FOLDER ROWS STORED     model, train.jsonl, tree/, truth-*.npy below FOLDER, made once
+python -m bench.incident_set make FOLDER ROWS STORED     model, train.jsonl, tree/, truth.npy below FOLDER, made once
 python -m bench.incident_set judge FOLDER OUTPUT         JSON: every stored file against transformers and the old tree
 
 The tree is as the incident left it: no manifest, no stamps, `.pt` files with SpecForge's keys, 2,000 rows a folder (as
@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from hsdaemon.engine.model import eagle3_layers
 from msgspec import Struct
 
 from hsdaemon.demo import models, reference
+from hsdaemon.machine.checkpoint import eagle3_layers
 
 LENGTHS = (4, 12)  # tokens: what is shown is the way, not the engine's speed
 VOCAB, FIRST_ID = 512, 4
@@ -65,8 +65,8 @@ def stored_rows(rows: int, stored: int) -> list[int]:
 
 
 def make(folder: Path, rows: int, stored: int) -> None:
-    """A crash leaves no `ready`, and the next call begins anew."""
-    if (folder / "ready").exists():
+    """A crash leaves no facts.json, and the next call begins anew."""
+    if (folder / "facts.json").exists():
         return
     for name in ("model", "tree"):
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -83,7 +83,9 @@ def make(folder: Path, rows: int, stored: int) -> None:
         torch.save(
             {"input_ids": ids, "loss_mask": mask, "hidden_state": final[None], "aux_hidden_state": aux[None]}, path
         )
-    (folder / "ready").touch()
+    first = gaps(rows)[0]  # the first row without a file: the first that is extracted
+    facts = {"rows": rows, "stored": stored, "first": f"{folder_of(first)}/data_{first}.ckpt"}
+    (folder / "facts.json").write_text(json.dumps(facts))
 
 
 def _data(path: Path, rows: int) -> list[dict[str, Any]]:

@@ -117,3 +117,13 @@ def test_gp_05_gp_06_a_running_engine_is_left_alone_while_nvml_fails_or_hangs(ho
     before = host.show("hs-extract", "StatusText")
     until(lambda: host.show("hs-extract", "StatusText") != before, 25)  # ticks go on
     assert (host.show(ENGINE_UNIT, "MainPID"), host.show("hs-extract", "NRestarts")) == (engine, "0")
+
+
+def test_what_the_supervisors_reading_makes_beside_the_manifest_is_the_workers(host: Box) -> None:
+    quiet(host)
+    host.sh("chmod o+x /root; chown -R hs-extract /var/lib/hs")  # the interpreter may be in root's home
+    scan = f"env PYTHONPATH={ROOT} hs-extract scan"
+    host.sh(f"systemd-run --quiet --wait --collect --uid=hs-extract {scan}")
+    host.exec("systemctl", "start", "hs-extract")
+    until(lambda: host.sh("ls /var/lib/hs/states").count("manifest.db-") == 2, 20)
+    assert host.sh("stat -c %U /var/lib/hs/states/manifest.db-*").split() == ["hs-extract"] * 2

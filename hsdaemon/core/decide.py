@@ -23,6 +23,7 @@ SCANS, SCAN_AGAIN_S = 3, 30.0  # of one boot, before a person must look
 REFUSALS = frozenset({2, 65, 70, 78})
 MOODS = frozenset({69, 73})  # ... and those of engine and volume, which may recover: tried again, ever more seldom
 TRIES = 3  # of those, before it is called a refusal
+SOON_S = 0.2  # after an act that nothing has to settle after: the next rung need not wait
 GAVE_UP = 2  # workers that ended by themselves without one new sample: then it is the engine's turn
 
 _VOLUME = {
@@ -88,7 +89,7 @@ def tree_adopted(_config: Config, seen: m.Observation, past: Past) -> m.Plan | N
         return plan("tree_adopted", "scan-failed", cause=budget.cause_of(unit))
     if budget.retry_s(past, budget.SCAN_KEY, seen.now, SCAN_AGAIN_S) > 0:
         return plan("tree_adopted", "scan-wait", cause=budget.cause_of(unit), look_s=1.0)
-    return plan("tree_adopted", "scanning", m.StartScan(unit.invocation), look_s=1.0)
+    return plan("tree_adopted", "scanning", m.StartScan(unit.invocation), look_s=SOON_S)
 
 
 def work_running(config: Config, seen: m.Observation, past: Past) -> m.Plan | None:

@@ -43,7 +43,7 @@ def _patch(seen: m.Observation, past: Past, capture: m.Capture, cause: str) -> m
     key = budget.key_of(apply)
     if budget.count_of(past, key, seen.now.boot) >= PATCHES and budget.retry_s(past, key, seen.now, PATCH_WAIT_S) > 0:
         return plan("engine_patched", "patch-failed", cause=cause)
-    return plan("engine_patched", "patching", apply, release=capture.release or "?", cause=cause, look_s=1.0)
+    return plan("engine_patched", "patching", apply, release=capture.release or "?", cause=cause, look_s=0.2)
 
 
 def engine_up(config: Config, seen: m.Observation, past: Past) -> m.Plan | None:
@@ -168,7 +168,7 @@ def _spent(config: Config, seen: m.Observation, engine: m.Engine, past: Past) ->
 def _start(config: Config, seen: m.Observation, engine: m.Engine, past: Past) -> m.Plan:
     sweep = m.SweepStale(engine.stale)
     if engine.stale and budget.count_of(past, budget.key_of(sweep), seen.now.boot) < 2:
-        return plan("engine_up", "engine-sweep", sweep, count=len(engine.stale), look_s=1.0)
+        return plan("engine_up", "engine-sweep", sweep, count=len(engine.stale), look_s=0.2)
     port = next_port(config, engine, past)
     if port is None:
         owners = ", ".join(f"{p}: {owner}" for p, owner in engine.busy_ports[:3])
