@@ -434,7 +434,7 @@ class Answer:
         try:
             return (Path(self.engine.options.spool) / wire.EPOCH_FILE).read_text().strip() == rid.epoch
         except FileNotFoundError:
-            return True
+            return False
 
     def _put(self, rid: wire.RequestId, raw: bytes) -> None:
         engine = self.engine
@@ -577,6 +577,11 @@ class _Handler(BaseHTTPRequestHandler):
             engine.stopped.wait(fault.seconds)
         if fault.kind == "status":
             self._send(fault.status, json.dumps({"error": {"message": fault.text}}).encode())
+        elif fault.kind == "redirect":
+            self.send_response(307)
+            self.send_header("Location", fault.path)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
         elif fault.kind == "die":
             engine.on_die()
             self.close_connection = True
@@ -595,7 +600,8 @@ class _Handler(BaseHTTPRequestHandler):
         if engine.died.is_set():
             self.close_connection = True
             return
-        body = b"<html>proxy error</html>" if fault.kind == "garbage" else answer.reply()
+        bodies = {"garbage": b"<html>proxy error</html>", "nested": b"[" * 60_000}
+        body = bodies.get(fault.kind) or answer.reply()
         if fault.kind == "half":
             self.close_connection = True
             self._send(200, body[: len(body) // 2], len(body))

@@ -51,3 +51,16 @@ def fill(folder: Path) -> Path:
                 while file.write(bytes(size)):
                     pass
     return path
+
+
+@contextlib.contextmanager
+def tmpfs(folder: Path, mib: int) -> Iterator[Path]:
+    """A tmpfs of `mib` MiB, mounted on `folder`."""
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(words, check=False).returncode:
+        pytest.skip("this machine mounts no tmpfs")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)

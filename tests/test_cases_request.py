@@ -201,6 +201,29 @@ def test_503_and_429_cost_nothing(tmp_path: Path) -> None:
     assert engine.requests[1] == engine.requests[2] == 2
 
 
+def test_a_reply_nested_without_end_is_one_failed_try(tmp_path: Path) -> None:
+    job = Rig(tmp_path, rows([5] * 6))
+    with job.engine({2: Fault("nested", 1)}):
+        worker = job.work()
+    assert worker.error is None
+    assert worker.retries == 1
+    job.check_files()
+
+
+def test_samples_are_never_sent_where_a_reply_points_to(tmp_path: Path) -> None:
+    """Another server on a reused port must not carry the data set off."""
+    (tmp_path / "elsewhere").mkdir()
+    other = Rig(tmp_path / "elsewhere", rows([5]))
+    job = Rig(tmp_path / "job", rows([5] * 3))
+    with other.engine() as elsewhere:
+        fault = Fault("redirect", path=f"http://127.0.0.1:{elsewhere.port}/generate")
+        with job.engine({1: fault}):
+            job.work()
+        assert sum(elsewhere.requests.values()) == 0
+    assert job.reasons()[1][0] == "http-307"
+    job.check_files(missing=[1])
+
+
 def test_500_is_tried_again(tmp_path: Path) -> None:
     job = rig(tmp_path, [10] * 6)
     with job.engine({1: Fault("status", 1, status=500, text="oops")}) as engine:

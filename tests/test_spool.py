@@ -1,16 +1,19 @@
 """The worker's side of the spool."""
 
+import contextlib
 import os
+import shutil
 import stat
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fake_engine import dump_bytes, states
+from loops import tmpfs
 
 from hsdaemon import wire
 from hsdaemon.data import spool
-from hsdaemon.data.spool import Broken, Budget, Dump, Spool
+from hsdaemon.data.spool import Broken, Budget, Dump, Spool, SpoolTaken
 from hsdaemon.errors import StoreError
 
 MINE, DEAD = "0123456789abcdef", "fedcba9876543210"
@@ -71,11 +74,12 @@ def test_a_link_or_a_file_is_no_spool(tmp_path: Path) -> None:
 
 
 def test_sp_03_the_budget_is_the_smallest_of_setting_tmpfs_and_memory() -> None:
-    reserve = spool.RESERVE_BYTES
-    assert spool.capacity(100 * MIB, 10_000 * MIB, 1 << 62) == 100 * MIB
-    assert spool.capacity(100 * MIB, reserve + 30 * MIB, 1 << 62) == 30 * MIB
-    assert spool.capacity(100 * MIB, 10_000 * MIB, 60 * MIB) == 30 * MIB
-    assert spool.capacity(100 * MIB, 0, 1 << 62) == 0
+    reserve, large = spool.RESERVE_BYTES, 20_000 * MIB
+    assert spool.capacity(100 * MIB, 10_000 * MIB, large, 1 << 62) == 100 * MIB
+    assert spool.capacity(100 * MIB, reserve + 30 * MIB, large, 1 << 62) == 30 * MIB
+    assert spool.capacity(100 * MIB, 10_000 * MIB, large, 60 * MIB) == 30 * MIB
+    assert spool.capacity(100 * MIB, 0, large, 1 << 62) == 0
+    assert spool.capacity(64 * MIB, 64 * MIB, 64 * MIB, 1 << 62) == 60 * MIB, "a small one is for dumps"
 
 
 def test_rs_03_the_tightest_memory_limit_above_us_counts(tmp_path: Path) -> None:
@@ -143,3 +147,79 @@ def test_epochs_are_never_the_same() -> None:
     names = {spool.new_epoch() for _ in range(1000)}
     assert len(names) == 1000
     assert all(wire.parse_rid(str(wire.RequestId(name, 1, 1, 1))) for name in names)
+
+
+def test_what_is_no_file_under_a_name_of_ours_holds_up_nobody(tmp_path: Path) -> None:
+    (tmp_path / wire.dump_name(rid(1, DEAD))).mkdir()
+    os.mkfifo(tmp_path / wire.dump_name(rid(2, DEAD)))
+    (tmp_path / wire.dump_name(rid(3, DEAD))).symlink_to("/etc/hostname")
+    mine = Spool.open(tmp_path, MINE, 64 * MIB)
+    assert sorted(os.listdir(tmp_path)) == sorted([wire.EPOCH_FILE, wire.dump_name(rid(1, DEAD))])
+    os.mkfifo(tmp_path / wire.dump_name(rid(4)))
+    (tmp_path / wire.dump_name(rid(5))).mkdir()
+    (tmp_path / wire.dump_name(rid(6))).symlink_to("/dev/zero")
+    for row in (4, 5, 6):
+        assert isinstance(mine.look(rid(row)), Broken)
+        mine.discard(rid(row))
+    mine.discard_others(set())
+    assert sorted(os.listdir(tmp_path)) == sorted(
+        [wire.EPOCH_FILE, wire.dump_name(rid(1, DEAD)), wire.dump_name(rid(5))]
+    )
+    assert Path("/etc/hostname").exists()
+
+
+def test_one_living_worker_a_spool(tmp_path: Path) -> None:
+    first = Spool.open(tmp_path, MINE, MIB)
+    with pytest.raises(SpoolTaken, match="another output"):
+        Spool.open(tmp_path, DEAD, MIB)
+    assert (tmp_path / wire.EPOCH_FILE).read_text() == MINE
+    first.close()
+    Spool.open(tmp_path, DEAD, MIB).close()
+
+
+def test_sp_04_a_folder_that_is_removed_under_the_worker_is_made_anew(tmp_path: Path) -> None:
+    mine = Spool.open(tmp_path / "spool", MINE, MIB)
+    mine.keep()
+    assert mine.losses == 0
+    shutil.rmtree(mine.root)
+    mine.keep()
+    assert mine.losses == 1
+    assert (mine.root / wire.EPOCH_FILE).read_text() == MINE
+    (mine.root / wire.EPOCH_FILE).unlink()
+    (mine.root / wire.EPOCH_FILE).write_text(DEAD)
+    with pytest.raises(SpoolTaken, match="another worker"):
+        mine.keep()
+
+
+@pytest.mark.root
+def test_sp_02_a_tmpfs_that_a_dead_worker_filled_to_the_last_byte_is_swept(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "shm", 4) as root:
+        (root / wire.EPOCH_FILE).write_text(DEAD)
+        fill_up(root / wire.dump_name(rid(1, DEAD)))
+        mine = Spool.open(root, MINE, 64 * MIB)
+        assert os.listdir(root) == [wire.EPOCH_FILE]
+        assert mine.budget.free > 3 * MIB
+        mine.close()
+
+
+@pytest.mark.root
+def test_sp_03_the_budget_follows_what_others_leave_of_the_tmpfs(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "shm", 32) as root:
+        (root / "foreign").write_bytes(bytes(20 * MIB))
+        mine = Spool.open(root, MINE, 64 * MIB)
+        small = mine.budget.total
+        assert small <= 10 * MIB
+        assert 29 * MIB < mine.budget.most < 30 * MIB
+        (root / wire.dump_name(rid(1))).write_bytes(bytes(5 * MIB))
+        mine.measure()
+        assert abs(mine.budget.total - small) < MIB, "our own dumps are claimed, not taken"
+        (root / "foreign").unlink()
+        mine.measure()
+        assert mine.budget.total >= mine.budget.most
+        mine.close()
+
+
+def fill_up(path: Path) -> None:
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass

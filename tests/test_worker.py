@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from fake_engine import Fault
+from loops import tmpfs
 from rig import Rig, rows
 
 from hsdaemon.data import sqlite
@@ -149,6 +151,62 @@ def test_sp_03_a_spool_of_64_mib_and_samples_of_10_mib_run_to_the_end(tmp_path: 
     job.check_files()
     assert engine.peak_spool <= 64 << 20
     assert engine.peak_live <= 6
+
+
+@pytest.mark.root
+def test_sp_03_a_tmpfs_of_64_mib_and_samples_of_10_mib_run_to_the_end(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "spool", 64):
+        job = Rig(tmp_path, rows([1280] * 14), {"worker": {"concurrency": 32}}, hidden=1024)
+        with job.engine(budget=64 << 20) as engine:
+            code, _, err = job.extract()
+        assert code == 0, err
+        job.check_files()
+        assert engine.peak_spool <= 60 << 20
+
+
+@pytest.mark.root
+def test_sp_03_a_tmpfs_that_others_fill_is_waited_for_and_no_row_fails_by_it(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "spool", 64) as root:
+        job = Rig(tmp_path, rows([1280] * 4), {"worker": {"stall_s": 60.0}}, hidden=1024)
+        (root / "foreign").write_bytes(bytes(58 << 20))
+        with job.engine() as engine:
+            process = job.start()
+            until(lambda: "fills its tmpfs" in said(job))
+            assert sum(engine.requests.values()) == 0
+            (root / "foreign").unlink()
+            code, _, err = finish(process)
+    assert code == 0, err
+    assert "try failed" not in err
+
+
+def said(job: Rig) -> str:
+    path = job.root / "run" / "worker.json"
+    return path.read_text() if path.exists() else ""
+
+
+def test_sp_04_a_spool_that_is_removed_in_mid_run_costs_no_try(tmp_path: Path) -> None:
+    job = Rig(tmp_path, rows([20] * 120), {"worker": {"concurrency": 32, "dump_timeout_s": 30.0}})
+    with job.engine(latency_s=0.1) as engine:
+        process = job.start()
+        until(lambda: sum(engine.requests.values()) > 40)
+        shutil.rmtree(tmp_path / "spool")
+        code, _, err = finish(process)
+    assert code == 0, err
+    job.check_files()
+    assert job.reasons() == {}
+
+
+def test_a_second_job_on_one_spool_is_refused_and_the_first_one_goes_on(tmp_path: Path) -> None:
+    first = Rig(tmp_path / "a", rows([20] * 60))
+    second = Rig(tmp_path / "b", rows([20] * 5), {"spool": {"path": str(tmp_path / "a" / "spool")}})
+    with first.engine(latency_s=0.1) as engine:
+        process = first.start()
+        until(lambda: sum(engine.requests.values()) > 8)
+        code, _, err = second.extract()
+        assert (code, "another output" in err) == (75, True), err
+        code, _, err = finish(process)
+    assert code == 0, err
+    first.check_files()
 
 
 def test_sp_09_a_sample_larger_than_the_whole_spool_fails_by_name_and_holds_up_nobody(tmp_path: Path) -> None:

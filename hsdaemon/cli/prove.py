@@ -71,4 +71,5 @@ def _prove(config: Config) -> Proved | Refuted:
             stack.callback(manifest.close)
         case = gather(dataset, manifest, config.proof.continuity_samples)
         spool = Spool.open(Path(config.spool.path), new_epoch(), config.spool.budget_mib << 20)
+        stack.callback(spool.close)
         return asyncio.run(prove(config, case, wanted, spool))

@@ -172,7 +172,7 @@ def _spool(root: Path, epoch: str) -> Spool:
     with os.scandir(root) as entries:
         for entry in entries:
             rid = wire.spool_rid(entry.name)
-            if rid is None:
+            if rid is None or entry.is_dir(follow_symlinks=False):
                 continue
             try:
                 used += entry.stat(follow_symlinks=False).st_size

@@ -6,19 +6,33 @@ tmpfs: a reboot empties it, and nothing waits for what was in it.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import secrets
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
+
+import structlog
 
 from hsdaemon import wire
-from hsdaemon.errors import StoreError
+from hsdaemon.errors import DiskFull, StoreError
 from hsdaemon.machine import disk
 
 RESERVE_BYTES = 64 << 20  # of the tmpfs: it is shared with others, who must not meet a full one
+RESERVE_SHARE = 16  # a small tmpfs keeps one part in so many instead: most of it is there for dumps
+_SMALL_FILES = 64 << 10  # bytes of the epoch and of error files, which nobody claims room for
 _CGROUP_HEADROOM = 0.5  # of a memory limit: the process that writes the dumps needs the rest
 _UNLIMITED = 1 << 62
+_log = structlog.get_logger()
+
+
+class SpoolTaken(StoreError):
+    """Another living worker uses the same spool: each would sweep the other's dumps."""
+
+    exit_code = 75  # it may end
 
 
 def new_epoch() -> str:
@@ -26,9 +40,11 @@ def new_epoch() -> str:
     return secrets.token_hex(8)
 
 
-def capacity(config_bytes: int, free_bytes: int, memory_limit: int) -> int:
-    """Bytes that dumps may take: the setting, the tmpfs less a reserve, or our share of memory: the smallest."""
-    return max(0, min(config_bytes, free_bytes - RESERVE_BYTES, int(memory_limit * _CGROUP_HEADROOM)))
+def capacity(config_bytes: int, free_bytes: int, size_bytes: int, memory_limit: int) -> int:
+    """Bytes that dumps may take: the setting, the free part of a tmpfs of `size_bytes` less a reserve, or our share of
+    memory: the smallest."""
+    reserve = min(RESERVE_BYTES, size_bytes // RESERVE_SHARE)
+    return max(0, min(config_bytes, free_bytes - reserve, int(memory_limit * _CGROUP_HEADROOM)))
 
 
 def memory_limit(cgroup_root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
@@ -51,10 +67,12 @@ def _limit(path: Path) -> int:
 
 
 class Budget:
-    """Bytes claimed for dumps: claimed before a request is sent, given back when its dump is gone."""
+    """Bytes claimed for dumps: claimed before a request is sent, given back when its dump is gone. total: as of now;
+    most: what it can become when others leave the tmpfs alone."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, most: int | None = None) -> None:
         self.total = total
+        self.most = total if most is None else most
         self.claimed = 0
 
     @property
@@ -92,34 +110,77 @@ class Broken:
 
 
 class Spool:
-    """One spool folder in the hands of one worker's epoch."""
+    """One spool folder in the hands of one worker's epoch. losses: how often it was removed under us."""
 
-    def __init__(self, root: Path, epoch: str, budget: Budget) -> None:
+    def __init__(self, root: Path, epoch: str, config_bytes: int, announced: BinaryIO) -> None:
         self.root = root
         self.epoch = epoch
-        self.budget = budget
+        self.losses = 0
+        self._config_bytes = config_bytes
+        self._announced = announced
+        self.budget = Budget(*self._room())
 
     @classmethod
     def open(cls, root: Path, epoch: str, config_bytes: int) -> Spool:
-        """Make the folder if need be, sweep dead epochs, announce ours. Raises StoreError.
+        """Make the folder if need be, sweep dead epochs, announce ours. Raises StoreError, DiskFull.
 
         The epoch is written before the sweep: the capture stops writing for the dead one first. A crash in between
         leaves orphans, which the next start sweeps.
         """
-        _own_folder(root)
-        disk.replace(root / wire.EPOCH_FILE, epoch.encode())
+        announced = _announce(root, epoch)
         sweep(root, epoch)
-        free = os.statvfs(root)
-        room = capacity(config_bytes, free.f_bavail * free.f_frsize, memory_limit())
-        return cls(root, epoch, Budget(room))
+        return cls(root, epoch, config_bytes, announced)
+
+    def close(self) -> None:
+        """Another worker may have the folder."""
+        self._announced.close()
+
+    def keep(self) -> None:
+        """Announce our epoch again when the folder was removed or emptied under us. Raises SpoolTaken, StoreError."""
+        mine = os.fstat(self._announced.fileno())
+        try:
+            seen = (self.root / wire.EPOCH_FILE).lstat()
+        except OSError:
+            _log.warning("the spool was removed under the worker: it is made anew", spool=str(self.root))
+            self._announced.close()
+            self._announced = _announce(self.root, self.epoch)
+            self.losses += 1
+            return
+        if (seen.st_dev, seen.st_ino) != (mine.st_dev, mine.st_ino):
+            raise SpoolTaken(f"cannot go on with the spool {self.root}: another worker has taken it; set spool.path")
+
+    def measure(self) -> None:
+        """Take the budget anew: others fill and empty the same tmpfs. Raises OSError when the folder is gone."""
+        self.budget.total, self.budget.most = self._room()
+
+    def _room(self) -> tuple[int, int]:
+        """Bytes for dumps now, and with nobody else in the tmpfs."""
+        found, limit = os.statvfs(self.root), memory_limit()
+        size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+        now, most = (
+            capacity(self._config_bytes, room, size, limit) for room in (free + self._dumped(), size - _SMALL_FILES)
+        )
+        return now, most
+
+    def _dumped(self) -> int:
+        """Bytes of dumps and parts, which are claimed already."""
+        total = 0
+        for name in os.listdir(self.root):
+            if wire.spool_rid(name) is not None:
+                with contextlib.suppress(FileNotFoundError):  # published meanwhile
+                    total += (self.root / name).lstat().st_blocks * 512
+        return total
 
     def look(self, rid: wire.RequestId) -> Dump | wire.DumpError | Broken | None:
         """What the capture has made of this request so far; None: nothing yet."""
         path = self.root / wire.dump_name(rid)
         try:
-            with path.open("rb", buffering=0) as file:
-                size = os.fstat(file.fileno()).st_size
-                header = wire.unpack_header(file.read(wire.HEADER_BYTES))
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with os.fdopen(fd, "rb", buffering=0) as file:
+                found = os.fstat(fd)
+                if not stat.S_ISREG(found.st_mode):
+                    return Broken("it is no file")
+                size, header = found.st_size, wire.unpack_header(file.read(wire.HEADER_BYTES))
         except FileNotFoundError:
             return self._error(rid)
         except (OSError, ValueError) as error:
@@ -137,7 +198,7 @@ class Spool:
     def discard(self, rid: wire.RequestId) -> None:
         """Remove the dump and the error file of a request; a part belongs to the capture, which is still writing it."""
         for name in (wire.dump_name(rid), wire.error_name(rid)):
-            (self.root / name).unlink(missing_ok=True)
+            _remove(self.root / name)
 
     def discard_others(self, live: set[wire.RequestId]) -> int:
         """Remove what came late for requests that were given up. Gives the number of files."""
@@ -145,8 +206,7 @@ class Spool:
         for name in os.listdir(self.root) if self.root.is_dir() else ():
             rid = wire.spool_rid(name)
             if rid is not None and rid not in live and not name.startswith(wire.PART_PREFIX):
-                (self.root / name).unlink(missing_ok=True)
-                gone += 1
+                gone += _remove(self.root / name)
         return gone
 
 
@@ -156,9 +216,48 @@ def sweep(root: Path, epoch: str) -> int:
     for name in os.listdir(root):
         rid = wire.spool_rid(name)
         if rid is not None and rid.epoch != epoch:
-            (root / name).unlink(missing_ok=True)
-            gone += 1
+            gone += _remove(root / name)
     return gone
+
+
+def _remove(path: Path) -> bool:
+    """Whether a file went. A folder under a name of ours is not from us: it stays, and holds up nothing."""
+    try:
+        path.unlink()
+    except (FileNotFoundError, IsADirectoryError, PermissionError):
+        return False
+    return True
+
+
+def _announce(root: Path, epoch: str) -> BinaryIO:
+    """Write the epoch and lock it for as long as we live. Raises SpoolTaken, StoreError, DiskFull."""
+    _own_folder(root)
+    path = root / wire.EPOCH_FILE
+    try:
+        with contextlib.suppress(FileNotFoundError), _locked(path):
+            pass  # whoever wrote it is dead
+        try:
+            disk.replace(path, epoch.encode())
+        except DiskFull:  # by what a dead worker left, perhaps
+            sweep(root, epoch)
+            disk.replace(path, epoch.encode())
+        return _locked(path)
+    except BlockingIOError:
+        cause = "the living worker of another output has it"
+        raise SpoolTaken(f"cannot use the spool {root}: {cause}; set spool.path to a folder of its own") from None
+    except OSError as error:
+        raise StoreError(f"cannot use the spool {root}: {error.strerror}; set spool.path to a tmpfs folder") from None
+
+
+def _locked(path: Path) -> BinaryIO:
+    """Raises BlockingIOError when somebody has it, OSError."""
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _own_folder(root: Path) -> None:

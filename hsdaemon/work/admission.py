@@ -40,9 +40,9 @@ class Queue:
     flying: list[Ticket] = field(default_factory=list)
 
     def ask(self, ticket: Ticket) -> None:
-        """Queue up. Raises TooLarge when it could never be admitted."""
-        if ticket.size > self.budget.total:
-            raise TooLarge(f"its dump needs {ticket.size} bytes, the whole spool has {self.budget.total}")
+        """Queue up. Raises TooLarge when it could never be admitted, whatever others leave free."""
+        if ticket.size > self.budget.most:
+            raise TooLarge(f"its dump needs {ticket.size} bytes, the whole spool has {self.budget.most}")
         self.waiting.append(ticket)
 
     def admit(self) -> list[Ticket]:
@@ -94,14 +94,15 @@ class Admission:
         self.queue.ask(ticket)
         ready = self._ready[ticket] = asyncio.Event()
         try:
-            self._wake()
+            self.wake()
             await ready.wait()
             yield
         finally:
             self.queue.leave(ticket)
             self._ready.pop(ticket, None)
-            self._wake()
+            self.wake()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Look at the queue again: a slot is free, or the budget has grown."""
         for ticket in self.queue.admit():
             self._ready[ticket].set()

@@ -45,7 +45,7 @@ async def generate(
     timeout = aiohttp.ClientTimeout(total=limit_s, sock_connect=CONNECT_S)
     headers = {"Content-Type": "application/json"}
     try:
-        async with http.post(url, data=body, headers=headers, timeout=timeout) as reply:
+        async with http.post(url, data=body, headers=headers, timeout=timeout, allow_redirects=False) as reply:
             return await _read(reply)
     except aiohttp.ClientConnectorError as error:
         raise Absent(str(error)) from None
@@ -56,7 +56,7 @@ async def generate(
 
 
 async def _read(reply: aiohttp.ClientResponse) -> Any:
-    raw = await _bounded(reply)
+    raw = await bounded(reply)
     if reply.status in _BUSY:
         raise Busy(_words(raw) or f"HTTP {reply.status}")
     if 400 <= reply.status < 500:
@@ -68,17 +68,17 @@ async def _read(reply: aiohttp.ClientResponse) -> Any:
         return Failure(Kind.run, "states-in-reply", f"{cause}; start it with hs-extract serve")
     try:
         return json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return Failure(Kind.sample, "reply", f"the reply is not JSON: {_words(raw)}")
 
 
-async def _bounded(reply: aiohttp.ClientResponse) -> bytes | None:
-    """The body, or None when it is longer than any reply of ours."""
+async def bounded(reply: aiohttp.ClientResponse, limit: int = MAX_REPLY_BYTES) -> bytes | None:
+    """The body, or None when it is longer than `limit` bytes."""
     parts: list[bytes] = []
     size = 0
     async for part in reply.content.iter_chunked(1 << 16):
         size += len(part)
-        if size > MAX_REPLY_BYTES:
+        if size > limit:
             return None
         parts.append(part)
     return b"".join(parts)
@@ -90,6 +90,6 @@ def _words(raw: bytes | None) -> str:
     try:
         error = json.loads(text).get("error", text)
         text = str(error.get("message", error) if isinstance(error, dict) else error)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return text[:500]
     return text[:500]

@@ -16,8 +16,10 @@ import aiohttp
 from hsdaemon import wire
 from hsdaemon.engine import endpoint, releases
 from hsdaemon.engine.endpoint import Endpoint
+from hsdaemon.work import client
 
 POLL_S = 0.25
+MAX_NAME_BYTES = 16 << 20  # every setting and every rank's state are beside the name
 ASK_S = 10.0  # to say its name; short, the answer takes no forward
 
 
@@ -87,8 +89,9 @@ class Finder:
         """What the server calls itself, or None with the reason set."""
         try:
             url = candidate.url + info_path
-            async with self._http.get(url, timeout=aiohttp.ClientTimeout(total=ASK_S)) as reply:
-                name = json.loads(await reply.read()).get("served_model_name")
+            limit = aiohttp.ClientTimeout(total=ASK_S)
+            async with self._http.get(url, timeout=limit, allow_redirects=False) as reply:
+                name = json.loads(await client.bounded(reply, MAX_NAME_BYTES) or b"").get("served_model_name")
         except TimeoutError:
             self.reason = f"the engine at {candidate.url}: it does not answer"
             return None
@@ -98,7 +101,7 @@ class Finder:
         except (aiohttp.ClientError, ConnectionError) as error:
             self.reason = f"the engine at {candidate.url}: {error}"
             return None
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, RecursionError):
             self.reason = f"the engine at {candidate.url}: its answer cannot be understood"
             return None
         if name != candidate.launch:

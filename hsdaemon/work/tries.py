@@ -50,18 +50,22 @@ class Tries:
         """The row is done and recorded, or why not. Raises LeaseLost, and what is fatal about the volume."""
         rid = wire.RequestId(self.spool.epoch, claim.row, claim.attempt, sample.tokens)
         self.live.add(rid)
+        losses = self.spool.losses
         try:
-            return await self._run(claim, sample, rid)
+            result = await self._run(claim, sample, rid, losses)
+            if isinstance(result, Failure) and self.spool.losses != losses:
+                return Failure(Kind.pressure, "spool-gone", f"the spool {self.spool.root} was removed meanwhile")
+            return result
         finally:
             self.sent.discard(claim.row)
             self.live.discard(rid)
             self.spool.discard(rid)
 
-    async def _run(self, claim: Claim, sample: Sample, rid: wire.RequestId) -> Done | Failure:
+    async def _run(self, claim: Claim, sample: Sample, rid: wire.RequestId, losses: int) -> Done | Failure:
         found, failure = await self._send(rid, sample)
         if failure is not None:
             return failure
-        dump = await self._dump(rid)
+        dump = await self._dump(rid, losses)
         if isinstance(dump, Failure):
             return dump
         failure = checks.check_dump(dump, rid, self.wanted, found.launch, found.release)
@@ -108,13 +112,14 @@ class Tries:
             self.finder.suspect(found, reply.reason)
         return reply
 
-    async def _dump(self, rid: wire.RequestId) -> Dump | Failure:
-        """Wait for the dump or the error file, with a deadline."""
+    async def _dump(self, rid: wire.RequestId, losses: int) -> Dump | Failure:
+        """Wait for the dump or the error file, with a deadline. losses: of the spool, when the request was sent."""
         loop = asyncio.get_running_loop()
         limit = self.config.worker.dump_timeout_s
         deadline, wait = loop.time() + limit, FIRST_LOOK_S
         while (found := self.spool.look(rid)) is None:
-            if loop.time() > deadline:
+            self.spool.keep()
+            if loop.time() > deadline or self.spool.losses != losses:
                 reason = f"no dump in {self.spool.root} within {limit:g} s after the reply"
                 return Failure(Kind.sample, "no-dump", reason)
             await asyncio.sleep(wait)

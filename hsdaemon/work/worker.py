@@ -35,7 +35,7 @@ WINDOW = 2  # rows claimed and read ahead, as a multiple of worker.concurrency
 IDLE_S = 0.2  # between two looks for rows when there are none to claim
 WATCH_S = 0.5  # between two looks at stalls
 COUNT_S = 1.0
-LATE_S = 5.0  # between two looks for dumps of requests that were given up
+LATE_S = 5.0  # between two looks at the spool: still ours, its room, dumps of requests that were given up
 GIVE_UP_S = 5.0  # what is cancelled ends within this, or hangs in the kernel
 _log = structlog.get_logger()
 
@@ -103,9 +103,18 @@ class Worker:
         """What the work waits for now, as a sentence; "" when it moves."""
         if self.pause.paused:
             return self.pause.reason
+        if self._queue.waiting and not self._queue.flying:
+            return self._wants_room()
         if self._finder is not None and self._finder.reason:
             return self._finder.reason
         return f"the engine to answer {len(self._sent)} requests" if self._sent else ""
+
+    def _wants_room(self) -> str:
+        needed, spool = self._queue.waiting[0].size >> 20, self.parts.spool
+        return (
+            f"{needed + 1} MiB of room in the spool {spool.root}, which has {spool.budget.total >> 20}: "
+            "something else fills its tmpfs"
+        )
 
     @property
     def phase(self) -> str:
@@ -132,7 +141,7 @@ class Worker:
                 self.parts.config, self.parts.wanted, http, self._finder, self.parts.spool, self._writers, self._desk,
                 self.pause, self._live, self._sent, self.parts.identity.release,
             )  # fmt: skip
-            side = [asyncio.create_task(self._guard(job)) for job in (self._watch, self._sweep_late, self._poll_space)]
+            side = [asyncio.create_task(self._guard(job)) for job in (self._watch, self._keep_spool, self._poll_space)]
             try:
                 await self._guard(self._feed)
                 await self._finish()
@@ -221,7 +230,7 @@ class Worker:
                 assert self._tries is not None
                 result = await self._tries.run(claim, sample)
         except TooLarge as error:
-            result = Failure(Kind.refused, "spool", f"{error}; raise spool.budget_mib")
+            result = Failure(Kind.refused, "spool", f"{error}; raise spool.budget_mib or its tmpfs")
         if isinstance(result, Failure):
             await self._failed(claim, result)
         else:
@@ -295,10 +304,14 @@ class Worker:
             if stop is not None:
                 raise Stalled(f"cannot go on: {stop.cause}")
 
-    async def _sweep_late(self) -> None:
+    async def _keep_spool(self) -> None:
+        spool = self.parts.spool
         while True:
             await asyncio.sleep(LATE_S)
-            self.parts.spool.discard_others(self._live)
+            spool.keep()
+            spool.discard_others(self._live)
+            spool.measure()
+            self._admission.wake()
 
     def _attested(self, attest: wire.Attest) -> None:
         """A rank says how it captures. Raises RunStopped when that is not what this run needs."""
@@ -319,7 +332,8 @@ class Worker:
                 )
 
     def shutdown(self) -> None:
-        """Let go of the threads. One that hangs in the kernel is left behind."""
+        """Let go of the threads and the spool. A thread that hangs in the kernel is left behind."""
         for part in (self._writers, self._desk, self.pause):
             part.shutdown()
         self._reader.shutdown(wait=False, cancel_futures=True)
+        self.parts.spool.close()
