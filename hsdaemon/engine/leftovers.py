@@ -1,17 +1,21 @@
 """What killed engines leave behind: shared memory and build locks, found and removed by proof of death only.
 
-SGLang names its segments `sgl_shm_<kind>_<pid>_...` and `sglang_loads_...`; a torch extension that was being built
-leaves an empty `lock` file in its cache folder, on which every later start waits for ever.
+SGLang names its segments `sgl_shm_<kind>_<pid>_...` and `sglang_loads_<name>_<digest>.shm`; a torch extension that
+was being built leaves an empty `lock` file in its cache folder, on which every later start waits for ever.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 SHM = Path("/dev/shm")  # noqa: S108  # the engine's own place, fixed by it
+YOUNG_S = 60.0  # an engine that starts makes a segment some moments before it maps it
+_LOADS = re.compile(r"sglang_loads_\w+_[0-9a-f]+\.shm", re.ASCII)
 _SEGMENT = re.compile(r"sgl_shm_[a-zA-Z0-9]+_(\d+)(?:_.*)?", re.ASCII)
 
 
@@ -40,32 +44,49 @@ def sweep(paths: Iterable[str], folders: Iterable[Path], shm: Path = SHM) -> lis
 
 
 def _segments(shm: Path) -> Iterator[str]:
-    """Segments of processes that do not exist. A number that was given out again keeps its segment: that is safe."""
+    """Segments of processes that do not exist. A number that was given out again keeps its segment: that is safe.
+    Those without a number are dead when no process has them mapped or open, and nobody has just made them."""
     try:
         names = os.listdir(shm)
     except OSError:
         return
+    nameless = []
     for name in names:
         match = _SEGMENT.fullmatch(name)
         if match and not Path(f"/proc/{match[1]}").exists():
             yield str(shm / name)
+        elif _LOADS.fullmatch(name) and _age_s(shm / name) > YOUNG_S:
+            nameless.append(str(shm / name))
+    yield from _unused(nameless)
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _locks(folders: Iterable[Path]) -> Iterator[str]:
-    """Build locks that no process holds open or locked: a builder keeps its file descriptor while it builds."""
+    """Build locks that no process holds open: a builder keeps its file descriptor while it builds."""
     found = [path for folder in folders for path in folder.glob("**/lock") if path.is_file()]
-    if not found:
+    return _unused([str(path.resolve()) for path in found])
+
+
+def _unused(paths: list[str]) -> Iterator[str]:
+    """Those of `paths` that no process has open or mapped."""
+    if not paths:
         return
-    held = set(_open_files())
-    for path in found:
-        if str(path.resolve()) not in held:
-            yield str(path)
+    held = set(_held())
+    yield from (path for path in paths if path not in held)
 
 
-def _open_files() -> Iterator[str]:
+def _held() -> Iterator[str]:
+    """Every file that a process has open or mapped; processes and descriptors that go meanwhile have none."""
     for pid in filter(str.isdecimal, os.listdir("/proc")):
-        try:
+        with contextlib.suppress(OSError):
             for fd in os.listdir(f"/proc/{pid}/fd"):
-                yield os.readlink(f"/proc/{pid}/fd/{fd}")  # a link into /proc, thousands of them
-        except OSError:
-            continue
+                with contextlib.suppress(OSError):
+                    yield os.readlink(f"/proc/{pid}/fd/{fd}")
+            for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
+                yield line[line.find("/") :] if "/" in line else ""
