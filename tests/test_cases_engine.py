@@ -195,6 +195,17 @@ def test_en_14_a_failed_proof_holds(code: str, reason: str) -> None:
     assert kinds(plan_of(failed, events=[ran, budget.Reset(NOW)])) == ["RunProof"], "a person mended it"
 
 
+def test_en_14_a_proof_that_could_not_be_made_is_tried_again_and_costs_no_load_of_weights() -> None:
+    blocked = busy(proof=m.Proof("e1", False, "blocked", "somebody has manifest.lock"), worker=STOPPED)
+    ran = acted(m.RunProof("e1", "p0"), 50)
+    assert kinds(plan_of(blocked, events=[ran])) == ["RunProof"]
+    just = acted(m.RunProof("e1", "p0"), 0)
+    plan = plan_of(blocked, events=[ran, ran, just])
+    assert (plan.reason, plan.actions) == ("proof-blocked", ())
+    assert "manifest.lock" in plan.sentence
+    assert kinds(plan_of(blocked, events=[acted(m.RunProof("e1", "p0"), 400)] * 9)) == ["RunProof"]
+
+
 def test_en_14_an_engine_that_does_not_answer_its_proof_is_restarted() -> None:
     mute = busy(proof=m.Proof("e1", False, "timeout", "no answer"), worker=STOPPED)
     ran = acted(m.RunProof("e1", "p0"), 50)

@@ -22,7 +22,7 @@ from hsdaemon.data.dataset import open_dataset
 from hsdaemon.data.formats import get_format
 from hsdaemon.data.identity import row_limits
 from hsdaemon.data.spool import Spool, new_epoch
-from hsdaemon.errors import EXIT_FINDINGS, EXIT_OK
+from hsdaemon.errors import EXIT_FINDINGS, EXIT_OK, HsError
 from hsdaemon.machine.checkpoint import physical_layers, read_model
 from hsdaemon.machine.log import setup
 from hsdaemon.machine.proof import ProofFiles
@@ -43,7 +43,11 @@ def run(args: argparse.Namespace) -> int:
     setup()
     files = ProofFiles(config.paths.run)
     invocation = files.asked()
-    verdict = _prove(config)
+    try:
+        verdict = _prove(config)
+    except HsError as error:  # it is about the output, the data set or the spool: the engine is neither good nor bad
+        files.answer(Proof(invocation, False, "blocked", str(error)), ())
+        raise
     if isinstance(verdict, Proved):
         files.answer(Proof(invocation, True), verdict.steps)
         print(f"prove: ok launch={verdict.launch} steps={len(verdict.steps)}")

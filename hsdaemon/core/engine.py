@@ -11,6 +11,7 @@ from hsdaemon.core.xid import RESTART
 
 PATCHES = 2  # tries before a person should look; then it is tried seldom
 PATCH_WAIT_S = 300.0
+BLOCKED_S = 15.0  # first wait before a proof that could not be made is tried again, doubled each time
 PROOFS = 2  # proofs of one start that may end without an answer
 # As parts of engine.start_patience_s:
 GROWING = 1 / 6  # log, CPU or memory that moved within this time extends the patience ...
@@ -236,6 +237,10 @@ def _verdict(seen: m.Observation, engine: m.Unit, proof: m.Proof | None, unit: m
     rung = "engine_proved"
     count = budget.count_of(past, f"proof:{engine.invocation}", seen.now.boot)
     cause = (proof.detail or proof.code) if proof else f"no verdict: {budget.cause_of(unit)}"
+    if proof is not None and proof.code == "blocked":
+        if budget.retry_s(past, f"proof:{engine.invocation}", seen.now, BLOCKED_S) > 0:
+            return plan(rung, "proof-blocked", cause=cause)
+        return plan(rung, "proving", m.RunProof(engine.invocation, unit.invocation), look_s=1.0)
     if proof is None or count == 0 or proof.code in ("timeout", "unreachable"):  # 0: a human reset the count
         if count >= PROOFS:
             return plan(rung, "proof-again", m.StopEngine(engine.invocation, "proof-again"), cause=cause)

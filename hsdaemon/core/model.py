@@ -172,7 +172,7 @@ class Proof:
 
     invocation: str
     ok: bool
-    code: str = ""  # inert spool layers norm content chunk continuity timeout unreachable
+    code: str = ""  # inert spool layers norm content chunk continuity timeout unreachable blocked
     detail: str = ""
 
 

@@ -28,6 +28,10 @@ class Planes:
         aux = [(f"aux state {i + 1}", self.aux[:, i * h : (i + 1) * h]) for i in range(self.aux.shape[1] // h)]
         return [*aux, ("the final state", self.final)]
 
+    def shapes(self) -> tuple[object, ...]:
+        """Tokens, columns of the aux states, columns of the final state, dtype."""
+        return len(self.ids), self.aux.shape[1], self.final.shape[1], self.dtype
+
     def first(self, rows: int) -> Planes:
         return Planes(self.ids[:rows], self.aux[:rows], self.final[:rows], self.dtype)
 

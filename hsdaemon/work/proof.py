@@ -18,7 +18,7 @@ import structlog
 
 from hsdaemon import wire
 from hsdaemon.config import Config
-from hsdaemon.data.formats import open_sample
+from hsdaemon.data.formats import Damaged, open_sample
 from hsdaemon.data.manifest import Stored
 from hsdaemon.data.sample import Sample
 from hsdaemon.data.spool import Broken, Dump, Spool
@@ -149,16 +149,30 @@ class _Proof:
         self.say(f"{len(few)} prompts of {length} tokens at once keep apart")
 
     async def _continuity(self, engine: Endpoint) -> None:
-        worst = Likeness(1.0, 0.0)
+        worst, compared = Likeness(1.0, 0.0), 0
         for sample, stored in self.case.stored:
             self.doing.append(f"capturing the stored row {sample.row} again")
-            kept = open_sample(Path(self.config.output.path) / stored.path)
+            kept = self._kept(stored)
+            if kept is None:
+                continue
             now = await self._capture(engine, sample.ids)
-            seen = _alike(Planes(kept.ids, kept.aux, kept.final, kept.dtype), now)
+            _refuse(verdict.judge_shapes(sample.row, kept.shapes(), now.shapes()))
+            seen = _alike(kept, now)
             _refuse(verdict.judge_continuity(sample.row, seen, self.bounds))
-            worst = worst.worse(seen)
-        if self.case.stored:
-            self.say(f"{len(self.case.stored)} stored samples captured again agree: {verdict.words(worst)}")
+            worst, compared = worst.worse(seen), compared + 1
+        if compared:
+            self.say(f"{compared} stored samples captured again agree: {verdict.words(worst)}")
+        elif self.case.stored:
+            raise Unproved(Refuted("blocked", f"{self.steps[-1]}; run hs-extract verify"))
+
+    def _kept(self, stored: Stored) -> Planes | None:
+        """A stored sample; None, and said, where its file is damaged: that speaks of the disk, not of the engine."""
+        try:
+            kept = open_sample(Path(self.config.output.path) / stored.path)
+        except (Damaged, OSError) as error:
+            self.say(f"the stored row {stored.row} cannot be compared: {error}")
+            return None
+        return Planes(kept.ids, kept.aux, kept.final, kept.dtype)
 
     async def _capture(self, engine: Endpoint, ids: Ints) -> Planes:
         """One prompt through the real path: request, reply, dump, content."""

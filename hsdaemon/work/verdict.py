@@ -10,7 +10,9 @@ from hsdaemon import wire
 from hsdaemon.work.checks import Wanted
 from hsdaemon.work.compare import Likeness
 
-Code = Literal["inert", "spool", "layers", "norm", "content", "chunk", "continuity", "timeout", "unreachable"]
+Code = Literal[
+    "inert", "spool", "layers", "norm", "content", "chunk", "continuity", "timeout", "unreachable", "blocked"
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,13 @@ def judge_continuity(row: int, seen: Likeness, bounds: Bounds) -> Refuted | None
     if not bounds.broken_by(seen):
         return None
     return Refuted("continuity", f"row {row} captured again is not what is stored: {words(seen)}")
+
+
+def judge_shapes(row: int, kept: tuple[object, ...], now: tuple[object, ...]) -> Refuted | None:
+    """Tokens, columns of aux and final states, dtype: another one is another model or another run."""
+    if kept == now:
+        return None
+    return Refuted("continuity", f"row {row} is stored as (tokens, aux, final, dtype) {kept}, the engine gives {now}")
 
 
 def words(seen: Likeness) -> str:
