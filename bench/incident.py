@@ -27,7 +27,6 @@ from hosts import DRIVER, DRIVER_UNIT, HOLDER, ROOT, VLLM, VLLM_UNIT
 from sdbox import Box
 
 from hsdaemon.core.model import ENGINE_UNIT, PROOF_UNIT, SCAN_UNIT, WORKER_UNIT
-from hsdaemon.data.sqlite import open_reader
 
 WHOLE, STORED = 37_312, 18_421  # samples in all, and when the storage ran full
 LATE_S = 5  # how long after the boot the volume is attached
@@ -97,6 +96,13 @@ while True:
     time.sleep(0.1)
 """
 HEALTH_UNIT = ATTACH_UNIT.replace("attach", "health")
+# SQLite does not open a path that leads through another mount namespace.
+COUNT = f"""
+from pathlib import Path
+from hsdaemon.data.sqlite import open_reader
+manifest = open_reader(Path("{OUTPUT}/manifest.db"))
+print(manifest.counts().done, manifest.claims())
+"""
 
 
 class Watched(Box):
@@ -188,12 +194,12 @@ class Story:
         return time.monotonic()
 
     def _adopted(self, seen: dict[str, Any], killed_s: float) -> bool:
-        """Another supervisor says that it extracts, or that this is over by now, with the same engine."""
+        """Another supervisor has finished a turn: it sees the engine of before, and starts none."""
         if seen.get("pid") == self._before["pid"] or seen.get("mono_s", 0.0) < killed_s:
             return False
         engine = [look["engine"]["unit"]["main_pid"] for look in (self._before, seen)]
-        self.same_engine = engine[0] == engine[1]
-        return seen["reason"] == "extracting"
+        self.same_engine = engine[0] == engine[1] and "StartEngine" not in seen["actions"]
+        return True
 
 
 def moments(box: Box) -> list[dict[str, Any]]:
@@ -262,15 +268,11 @@ def verdict(folder: Path, box: Watched, story: Story) -> bool:
     journal = moments(box)
     print(figures(journal, story))
     evicted = sum(e.get("UNIT") == VLLM and e.get("MESSAGE_ID") == STOPPED for e in journal)
-    manifest = open_reader(box.root / OUTPUT.lstrip("/") / "manifest.db")
-    try:
-        counts, claims = manifest.counts(), manifest.claims()
-    finally:
-        manifest.close()
+    done, claims = map(int, box.exec("env", f"PYTHONPATH={ROOT}", sys.executable, "-c", COUNT).stdout.split())
     found = judge(folder, box)
-    now = counts.done - found["kept"]
+    now = done - found["kept"]
     problems = {
-        "not done": facts["rows"] - counts.done,
+        "not done": facts["rows"] - done,
         "not adopted": facts["stored"] - found["kept"],
         "not the engine of before": int(not story.same_engine),
         **{name: len(found[name]) for name in ("lost", "twice", "changed", "corrupt")},
@@ -282,7 +284,7 @@ def verdict(folder: Path, box: Watched, story: Story) -> bool:
         print(bad, {name: found[name][:5] for name in ("lost", "twice", "changed", "corrupt")})
     print(f"compared: kept={found['kept']} byte for byte, max_abs_err={found['max_abs_err']:.1e} of the new ones")
     print(
-        f"incident: {'ok' if ok else 'FAILED'} done={counts.done} extracted_now={now} redone={redone} "
+        f"incident: {'ok' if ok else 'FAILED'} done={done} extracted_now={now} redone={redone} "
         f"human_acts={acts} evicted={evicted}",
         flush=True,
     )

@@ -72,6 +72,8 @@ def make(folder: Path, rows: int, stored: int) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     model = models.make(str(folder / "model"), models.Tiny(layers=LAYERS, hidden=HIDDEN, vocab=VOCAB, arch="llama"))
+    for file in Path(model).iterdir():
+        file.chmod(0o644)  # safetensors writes for the owner alone, and the engine has an account of its own
     data = _data(folder / "train.jsonl", rows)
     states = list(_truth(model, [row["input_ids"] for row in data]))
     np.save(folder / "truth.npy", np.concatenate(states))

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import engines
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from hsdaemon import wire
 from hsdaemon.config import Config, parse
-from hsdaemon.engine import argline, endpoint, environment, ports, releases
+from hsdaemon.engine import argline, endpoint, environment, ports, releases, weights
 from hsdaemon.errors import ConfigError, EngineError
 from hsdaemon.machine.checkpoint import eagle3_layers, read_model
 
@@ -295,3 +296,29 @@ def test_serve_refuses_before_anything_starts(
     done = serve(path)
     assert (done.returncode, words in done.stderr) == (code, True), done.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.engine
+def test_serve_names_weights_that_are_cut_short(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m")
+    head = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
+    Path(model, "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(8))
+    done = serve(engines.write_config(tmp_path, model, 32020, tmp_path / "spool"))
+    assert (done.returncode, "model.safetensors (1 files) is missing or cut short" in done.stderr) == (69, True)
+
+
+@pytest.mark.root
+def test_weights_that_the_account_may_not_read_are_named() -> None:
+    """As it is when root made the checkpoint: the engine itself would say that there is no such file."""
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own is closed to others altogether
+        Path(folder).chmod(0o755)
+        Path(folder, "model.safetensors").touch(0o600)
+        child = os.fork()
+        if child == 0:
+            os.seteuid(65534)
+            try:
+                weights.require(Path(folder))
+            except EngineError as error:
+                os._exit(7 if "closed to uid 65534" in str(error) else 8)
+            os._exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -1,8 +1,9 @@
 """Start SGLang with the capture in it, in place of this process.
 
 Everything that can be known before 600 GB of weights are read is checked first: the configuration against this
-release of SGLang, the way of capture, the port. Then engine.json is written to paths.run and SGLang takes over this
-process; its output goes to a file of its own in paths.log. Stop it with SIGTERM to this one process.
+release of SGLang, the way of capture, the port, whether the weights are whole and open to this account. Then
+engine.json is written to paths.run and SGLang takes over this process; its output goes to a file of its own in
+paths.log. Stop it with SIGTERM to this one process.
 
   hs-extract serve
   hs-extract serve --dry-run      the argument line and the environment, and nothing else
@@ -21,13 +22,13 @@ from typing import NoReturn
 from hsdaemon import wire
 from hsdaemon.cli.settings import add_config, load
 from hsdaemon.config import Config
-from hsdaemon.engine import argline, endpoint, environment, inplace, ports, releases
+from hsdaemon.engine import argline, endpoint, environment, inplace, ports, releases, weights
 from hsdaemon.engine.probe import ordered_port
 from hsdaemon.errors import EngineError
 from hsdaemon.machine.checkpoint import physical_layers, read_model
 
 KEEP_LOGS = 20
-EXITS = {69: "the release or its environment cannot be used, or the port is taken"}
+EXITS = {69: "the release, its environment or the weights cannot be used, or the port is taken"}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     releases.check(config, known, args.config)
     model = read_model(config.model.path)
     physical_layers(config.model.layers, model)
+    weights.require(Path(config.model.path))
     inplace.check(releases.way_of(config, known), mend=not args.dry_run)
     launch = f"hs-{secrets.token_hex(8)}"
     cores = sorted(os.sched_getaffinity(0))

@@ -4,11 +4,14 @@ milliseconds instead of after minutes of loading."""
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+
+from hsdaemon.errors import EngineError
 
 _MAX_HEADER = 256 << 20  # bytes of a safetensors header; the largest known ones are some megabytes
 
@@ -33,6 +36,29 @@ def look(folder: Path) -> Weights:
     there = [folder / name for name in names if name not in missing]
     cut = tuple(path.name for path in there if path.suffix == ".safetensors" and path.stat().st_size < _least(path))
     return Weights(len(names), sum(path.stat().st_size for path in there), missing, cut)
+
+
+def require(folder: Path) -> None:
+    """Raises EngineError for weights that are not whole, or that this account may not read: the engine itself says of
+    those that they do not exist."""
+    closed = [
+        path.name for path in sorted(folder.glob("*.safetensors")) if not os.access(path, os.R_OK, effective_ids=True)
+    ]
+    if closed:
+        raise EngineError(
+            f"cannot start the engine: {folder / closed[0]} ({len(closed)} files) is closed to uid {os.geteuid()}; "
+            f"chmod -R a+rX {folder}"
+        )
+    try:
+        found = look(folder)
+    except OSError as error:
+        raise EngineError(f"cannot start the engine: {folder}: {error.strerror}; see to the model's folder") from None
+    bad = (*found.missing, *found.cut)
+    if bad:
+        raise EngineError(
+            f"cannot start the engine: {folder / bad[0]} ({len(bad)} files) is missing or cut short; "
+            "copy the checkpoint again"
+        )
 
 
 def _named(folder: Path) -> list[str]:
