@@ -77,6 +77,16 @@ N ?= 50
 test-kill: $(READY) ## worker killed N=50 times at random instants, engine N/5 times: nothing lost, twice or corrupt
 	@$(PY) bench/kill.py --kills $(N)
 
+.PHONY: incident
+SCALE ?= 1
+incident: $(READY) $(SYSTEM) ## the incident on a real systemd with a real SGLang, nobody at the keyboard; SCALE=0.05
+	@$(PY) bench/incident.py --scale $(SCALE) $(ARGS)
+
+.PHONY: reboots
+reboots: N = 20
+reboots: $(READY) $(SYSTEM) ## a host that extracts is rebooted N=20 times and loses its power N times, at random moments
+	@$(PY) bench/reboots.py --count $(N) $(ARGS)
+
 .PHONY: patch-check
 patch-check: $(READY) ## every patch on the released files of its SGLang: applies, compiles, reverts byte for byte
 	@$(PY) -m bench.patch_check $(RELEASES)

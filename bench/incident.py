@@ -248,7 +248,7 @@ def play(folder: Path, patch: str) -> bool:
     print(f"incident: {facts['rows']} rows, {facts['stored']} of them stored, patch {patch}", flush=True)
     with tempfile.TemporaryDirectory() as made:
         nvml = fake_nvml.build(made)
-        bind = [nvml, f"{folder}:{JOB}"]
+        bind = [str(nvml), f"{folder}:{JOB}"]
         with Watched(disk=2 * VOLUME_MIB, raw=["/var/lib/volume"], bind=bind) as box:
             install(box, nvml, "plugin" if patch == "plugin" else "patch", lost=patch == "lost")
             box.power_cut()
@@ -300,12 +300,12 @@ def prepared(folder: Path, scale: float) -> Path:
     return here
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=float, default=1.0, help="part of the 37,312 samples")
     parser.add_argument("--patch", choices=("lost", "present", "plugin"), action="append", help="again for more; all")
     parser.add_argument("--folder", type=Path, default=Path("build/incident"))
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     *others, last = args.patch or ("plugin", "present", "lost")
     for patch in others:  # short ones beside the main one
         if not play(prepared(args.folder, min(args.scale, SHORT)), patch):

@@ -28,7 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 CGROUP2 = Path("/sys/fs/cgroup/unified" if os.path.isdir("/sys/fs/cgroup/unified") else "/sys/fs/cgroup")
 FS_IOC_SHUTDOWN = 0x8004587D  # _IOR('X', 125, __u32): ext4, xfs
@@ -375,8 +375,9 @@ class Box:
             with contextlib.suppress(OSError):
                 os.rmdir(self._temporary)
 
-    def __enter__(self) -> Box:
-        return self.create().boot()
+    def __enter__(self) -> Self:
+        self.create().boot()
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.destroy()

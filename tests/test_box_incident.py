@@ -1,0 +1,35 @@
+"""The whole product on a real systemd: the incident in small, and a host that goes down again and again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from bench import incident, reboots
+
+pytestmark = pytest.mark.root
+pytest.importorskip("pydbus")
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(600)
+def test_the_incident_ends_with_every_sample_extracted_and_no_human_act(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A real SGLang, its patch lost, a foreign service on all GPUs, a tree without a manifest, a late volume."""
+    assert incident.main(["--scale", "0.005", "--patch", "lost", "--folder", str(tmp_path)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "incident: ok done=187 extracted_now=95 redone=0 human_acts=0 evicted=1"
+
+
+@pytest.mark.timeout(600)
+def test_st_06_mf_07_a_reboot_and_a_power_cut_lose_and_repeat_nothing_that_was_done(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert reboots.main(["--count", "1", "--seed", "4"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert re.fullmatch(
+        r"reboots: ok reboots=1 power_cuts=1 back=\d done=360 redone=\d+ lost=0 corrupt=0 duplicated=0", last
+    )
