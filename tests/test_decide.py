@@ -97,6 +97,15 @@ def test_an_engine_on_the_cpu_asks_nothing_about_gpus() -> None:
     assert plan_of(rest(gpus=(), holders=()), config=config).reason == "engine-start"
 
 
+def test_an_adoption_shows_how_far_it_is_while_the_engine_loads_and_after() -> None:
+    adopting = m.Unadopted(1234, 5000)
+    plan = plan_of(loading(progress=adopting, scan_unit=SCANNING))
+    assert plan.reason == "engine-loading"
+    assert any("1234" in note for note in plan.notes)
+    waits = plan_of(busy(proof=None, worker=STOPPED, progress=adopting, scan_unit=SCANNING))
+    assert (waits.reason, "1234" in waits.sentence) == ("scan-running", True)
+
+
 def test_named_gpus_are_cleared_for_an_engine_on_the_cpu_too() -> None:
     config = tuned(CONFIG, engine={"device": "cpu"}, gpus={"uuids": ("GPU-0", "GPU-1")})
     held = rest(gpus=gpus(75_800), holders=(holder(),), units=(VLLM_UP,))

@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 from outputs import config_for, extract, lines, publish, ready
 
+from hsdaemon.core.model import Unadopted
 from hsdaemon.data.adopt import QUARANTINE, Adoption, FolderReport
+from hsdaemon.data.backup import manifest_path
 from hsdaemon.data.manifest import State
-from hsdaemon.data.store import Store
+from hsdaemon.data.probes import look_at_manifest
+from hsdaemon.data.store import Store, adopt_tree, open_for_scan
 from hsdaemon.machine import disk
 
 
@@ -121,3 +124,14 @@ def test_a_group_that_cannot_be_named_is_given_back(tmp_path: Path, monkeypatch:
     assert store.manifest.counts().pending == 3
     assert adopt(store).adopted == 3
     store.close()
+
+
+def test_a_scan_that_was_cut_short_shows_how_far_it_came(tmp_path: Path) -> None:
+    store = unknown_files(tmp_path, 3)
+    store.close()
+    manifest_path(store.config.output).unlink()
+    assert look_at_manifest(store.config.output) == Unadopted()
+    scan = open_for_scan(store.config, "scan")
+    adopt_tree(scan, unstamped=False)
+    scan.close()
+    assert look_at_manifest(store.config.output) == Unadopted(3, 3)

@@ -227,6 +227,8 @@ def notes(config: Config, seen: m.Observation, past: Past) -> tuple[str, ...]:
         end = facts.known(engine.endpoint) if engine else None
         if engine and end and engine.wanted and end.fingerprint != engine.wanted:
             found.append("the argument line changed: it is applied at the next start, or by `hs-extract reload --now`")
+    if isinstance(seen.progress, m.Unadopted) and seen.progress.done:
+        found.append(f"stored samples are being adopted beside it: {seen.progress.done} so far")
     if isinstance(seen.progress, m.Unreadable):
         found.append(f"the manifest cannot be read ({seen.progress.cause})")
     return tuple(found)

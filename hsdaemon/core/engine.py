@@ -219,7 +219,8 @@ def scan_first(seen: m.Observation) -> m.Plan | None:
         return plan("engine_proved", "units-unreadable", cause=scan.cause)
     if scan.gone:
         return None
-    return plan("engine_proved", "scan-running", age=int(seen.now.mono_s - scan.since_s), look_s=2.0)
+    done = seen.progress.done if isinstance(seen.progress, m.Unadopted | m.Progress) else "?"
+    return plan("engine_proved", "scan-running", age=int(seen.now.mono_s - scan.since_s), done=done, look_s=1.0)
 
 
 def _proof_runs(config: Config, seen: m.Observation, unit: m.Unit, engine: m.Unit, past: Past) -> m.Plan:

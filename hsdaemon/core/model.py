@@ -209,7 +209,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Unadopted:
-    """Samples that no manifest vouches for yet: a tree that never had one, or a scan that was cut short."""
+    """Samples that no manifest vouches for yet: a tree that never had one, or a scan that runs or was cut short.
+    `done`: rows adopted so far; `total`: rows of the data set read so far."""
+
+    done: int = 0
+    total: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -334,7 +334,7 @@ _ROWS = (
         "Nothing. `hs-extract assess` counts them; `journalctl -u hs-scan` names each folder as it is looked at.",
         "9f3b73f3c7b41a15dc10cb57a0ae27ba"),
     Reason("scan-running", "wait",
-        "the stored samples are being adopted since {age} s; the proof and the worker wait for it",
+        "the stored samples are being adopted since {age} s, {done} so far; the proof and the worker wait for it",
         "Wait: every file is read once and compared with its row. `journalctl -u hs-scan` shows how far it is.",
         "e300ff8965fb03476eefeeb70bbc4caa"),
     Reason("scan-wait", "wait",

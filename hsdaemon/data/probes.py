@@ -69,9 +69,9 @@ def look_at_manifest(output: Output) -> Pinned | Unadopted | Unreadable | None:
             return Unadopted() if has_samples(Path(output.path)) else None
         manifest = open_reader(path)
         try:
-            if manifest.mark(ADOPTING):
-                return Unadopted()
             c = manifest.counts()
+            if manifest.mark(ADOPTING):
+                return Unadopted(c.done, c.total)
             progress = Progress(c.total, c.done, c.failed, c.skipped, c.ingest_complete, c.bytes, c.tokens)
             return Pinned(progress, manifest.volume())
         finally:
