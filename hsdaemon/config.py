@@ -55,6 +55,7 @@ class Output(Section, frozen=True):
     volume: Folder | None = None  # mount point that must carry our marker; None = the folder above `path`
     volume_is_mount: bool = False  # True: write only while `volume` is a mount point
     reserve_mib: Mib = 2048  # free space that is never used: the floor that pauses the work
+    allow_short_disk: bool = False  # True: start although all samples will not fit; the work pauses when it is full
     ballast_mib: Mib = 64  # a file beside the manifest, given up on a full disk so that the manifest can commit
     manifest: Folder | None = None  # manifest.db elsewhere, on a local disk, when `path` is a network file system
     backup: Folder | None = None  # copies of the manifest, once a minute; None = paths.state: another disk than `path`

@@ -54,6 +54,21 @@ def test_a_whole_job_as_a_process(tmp_path: Path) -> None:
     assert (said["phase"], said["done"], said["pending"]) == ("done", 60, 0)
 
 
+def test_ds_01_a_set_that_was_rewritten_between_two_starts_needs_no_third_one(tmp_path: Path) -> None:
+    """Every line behind the first lies elsewhere now: no row is looked for at its old place."""
+    job = Rig(tmp_path, rows([20] * 80), {"worker": {"concurrency": 4}})
+    with job.engine(latency_s=0.02) as engine:
+        process = job.start()
+        until(lambda: sum(engine.requests.values()) > 8)
+        process.terminate()
+        assert finish(process)[0] == 75
+        job.data[0] = [1] * 200
+        job.write_data()
+        code, _, err = job.extract()
+    assert code == 0, err
+    job.check_files()
+
+
 def test_told_to_stop_it_finishes_what_is_in_flight_and_nothing_else(tmp_path: Path) -> None:
     job = Rig(tmp_path, rows([10] * 200))
     with job.engine(latency_s=0.3) as engine:

@@ -67,7 +67,7 @@ def test_st_04_rs_07_st_05_a_disk_filled_by_others_pauses_and_goes_on_by_itself(
 ) -> None:
     """leave_mib=3: below the floor; 0: not one block left."""
     job = job_on(disk, tmp_path, 60)
-    with job.engine(latency_s=0.05) as engine:
+    with job.engine(latency_s=0.4) as engine:
         process = job.start()
         until(job, process, "working", done=5)
         if leave_mib:
@@ -91,10 +91,44 @@ def test_st_04_rs_07_st_05_a_disk_filled_by_others_pauses_and_goes_on_by_itself(
     assert all(n <= 2 for n in engine.requests.values())
 
 
+def test_ds_08_a_set_that_will_not_fit_is_refused_before_the_disk_is_full(disk: Path, tmp_path: Path) -> None:
+    job = job_on(disk, tmp_path, 200)
+    with job.engine(latency_s=0.4) as engine:
+        code, _, err = end(job.start())
+        assert code == 73, err
+        assert "cannot fit the samples" in err
+        sent = sum(engine.requests.values())
+        assert sent < 200
+        assert end(job.start())[0] == 73
+        assert sum(engine.requests.values()) == sent, "the set is known by now: nothing is sent"
+        job.settings["output"]["allow_short_disk"] = True  # type: ignore[index]
+        process = job.start()
+        until(job, process, "paused", done=20)
+        process.terminate()
+        code, _, err = end(process)
+    assert code == 75, err
+
+
+def test_ds_08_a_disk_that_others_fill_later_is_no_reason_to_refuse(disk: Path, tmp_path: Path) -> None:
+    job = job_on(disk, tmp_path, 60)
+    with job.engine(latency_s=0.4):
+        process = job.start()
+        until(job, process, "working", done=5)
+        process.terminate()
+        assert end(process)[0] == 75
+        with (disk / "fill").open("wb") as other:
+            os.posix_fallocate(other.fileno(), 0, shutil.disk_usage(disk).free - 6 * MIB)
+        process = job.start()
+        until(job, process, "paused")
+        (disk / "fill").unlink()
+        code, _, err = end(process)
+    assert code == 0, err
+
+
 def test_st_10_an_unmounted_volume_stops_the_writing_and_is_taken_again(disk: Path, tmp_path: Path) -> None:
     job = job_on(disk, tmp_path, 60)
     image = next(tmp_path.glob("*.img"), None) or next(tmp_path.rglob("*.img"))
-    with job.engine(latency_s=0.05):
+    with job.engine(latency_s=0.4):
         process = job.start()
         until(job, process, "working", done=5)
         source = subprocess.check_output(["findmnt", "-no", "SOURCE", str(disk)], text=True).strip()

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     dataset = open_dataset(config.data, row_limits(config, facts))
     totals = _read(config, facts, dataset)
     failed += _rows(config, totals)
-    failed += _space(config, facts, totals, allowed=args.allow_short_disk)
+    failed += _space(config, facts, totals, allowed=args.allow_short_disk or config.output.allow_short_disk)
     if args.rate:
         print(f"time: {span(totals.tokens / args.rate)} at {args.rate:,.0f} tok/s")
     print(
@@ -200,7 +200,7 @@ def _space(config: Config, facts: ModelFacts, totals: Totals, *, allowed: bool) 
     if not found.short:
         return 0
     print(
-        f"cannot fit: {found.short:,} bytes are missing; free them, take another volume, or say --allow-short-disk "
-        "(the work then pauses when the disk is full)"
+        f"cannot fit: {found.short:,} bytes are missing; free them, take another volume, or set "
+        "output.allow_short_disk = true (the work then pauses when the disk is full)"
     )
     return 0 if allowed else 1

@@ -17,6 +17,7 @@ from hsdaemon.data.examine import Whole, examine
 from hsdaemon.data.formats import get_format, relative_path
 from hsdaemon.data.identity import RunIdentity, row_limits, run_identity
 from hsdaemon.data.manifest import Done, Known
+from hsdaemon.data.room import room
 from hsdaemon.data.sample import Sample
 from hsdaemon.data.sqlite import ADOPTING, SqliteManifest, create, exists, open_manifest
 from hsdaemon.data.verify import Finding, reconcile
@@ -26,6 +27,8 @@ from hsdaemon.machine import disk
 from hsdaemon.machine.checkpoint import ModelFacts, read_model
 
 log = structlog.get_logger()
+
+FITS = "fits"  # mark: the whole set was seen to fit the disk; whoever fills it later makes the work pause
 
 
 @dataclasses.dataclass(slots=True)
@@ -82,6 +85,9 @@ def _open(config: Config, epoch: str, release: str, *, may_have_samples: bool) -
         guard.uuid = manifest.volume()
         guard.check()
         identity = _pin(manifest, dataset, offered)
+        if manifest.scan_state()[0] != dataset.fingerprint:
+            manifest.begin_scan(dataset.fingerprint)  # before any claim: the old hints point anywhere in the new file
+        require_room(config, facts, manifest)
         left = manifest.leased()
         freed = manifest.begin_epoch(epoch)
         store = Store(
@@ -190,6 +196,21 @@ def open_for_scan(config: Config, epoch: str) -> Store:
     return _open(config, epoch, "", may_have_samples=True)
 
 
+def require_room(config: Config, facts: ModelFacts, manifest: SqliteManifest) -> None:
+    """Raises StoreError when a set that is read to its end will not fit; asked until it was seen to fit once."""
+    counts = manifest.counts()
+    if config.output.allow_short_disk or not counts.ingest_complete or manifest.mark(FITS):
+        return
+    found = room(config, facts, counts.open, counts.open_tokens, disk.free_bytes(Path(config.output.path)))
+    if found.short:
+        raise StoreError(
+            f"cannot fit the samples in {config.output.path}: {found.needed:,} bytes needed, {found.free:,} free, "
+            f"{found.reserve:,} kept free; free {found.short:,} bytes, take another volume, or set "
+            "output.allow_short_disk = true: the work then pauses when the disk is full"
+        )
+    manifest.mark(FITS, 1)
+
+
 def _background(config: Config, identity: RunIdentity, stop: Callable[[], bool]) -> None:
     """The rest of the data set, the stored files (missing or short ones are pending again), the unknown ones."""
     facts = read_model(config.model.path)
@@ -198,6 +219,7 @@ def _background(config: Config, identity: RunIdentity, stop: Callable[[], bool])
     root = Path(config.output.path)
     try:
         if ingest.ingest(dataset, manifest, config.data, stop):
+            require_room(config, facts, manifest)
             reconcile(root, manifest, stop, _say)
             Adoption(root, manifest, dataset, identity, unstamped=False).walk(stop)
     finally:
