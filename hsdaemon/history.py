@@ -20,7 +20,7 @@ from hsdaemon.config import Config
 from hsdaemon.core import budget
 from hsdaemon.core import model as m
 from hsdaemon.core.budget import Past
-from hsdaemon.errors import DataError, HsError
+from hsdaemon.errors import DataError, HsError, StoreError
 from hsdaemon.machine import disk
 
 MOST_BYTES = 1 << 20  # then the events are replaced by the past they fold to
@@ -96,7 +96,10 @@ class History:
     @classmethod
     def open(cls, folder: Path) -> History:
         """Make the folder and fold what is there. Raises StoreError when the folder cannot be."""
-        disk.make_folder(folder)
+        try:
+            disk.make_folder(folder)
+        except OSError as error:
+            raise StoreError(f"cannot keep a record in {folder}: {error.strerror}; see to paths.state") from error
         return cls.peek(folder)
 
     @classmethod

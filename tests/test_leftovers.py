@@ -71,3 +71,12 @@ def test_en_08_a_build_lock_goes_unless_its_builder_has_it_open(tmp_path: Path) 
         assert leftovers.sweep([str(stale), str(held)], caches, tmp_path / "none") == []
     assert not stale.exists()
     assert held.exists()
+
+
+def test_sp_08_a_number_of_another_namespace_is_no_proof_of_death(shm: Path) -> None:
+    """A container that shares the folder numbers its processes by itself."""
+    used = segment(shm, f"sgl_shm_mm_{dead_pid()}_0")
+    with used.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
+        file.close()
+        assert leftovers.find([], shm) == []
+    assert leftovers.find([], shm) == [str(used)]

@@ -15,7 +15,7 @@ from hsdaemon.cli.settings import add_config, load
 from hsdaemon.errors import EXIT_OK
 from hsdaemon.host import build
 from hsdaemon.host.assess import report
-from hsdaemon.host.preview import look_twice
+from hsdaemon.host.preview import look_on
 
 EXITS: dict[int, str] = {}
 
@@ -27,5 +27,5 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = load(args)
     systemd = build.booted_by_systemd()
-    print(report(config, look_twice(config, str(args.config), not systemd), systemd), end="")
+    print(report(config, look_on(config, str(args.config), build.foreground(config)), systemd), end="")
     return EXIT_OK

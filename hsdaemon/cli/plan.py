@@ -1,4 +1,5 @@
-"""What the supervisor would do now, and why. Looks twice, decides once, does nothing and writes nothing.
+"""What the supervisor would do now, and why. Looks for some seconds, decides once, does nothing. As root
+it writes and removes one small file on the volume, as the supervisor does: only that shows a disk that takes nothing.
 
 hs-extract plan
 hs-extract plan --from /var/lib/hs-extract/ticks.jsonl        decide again what was decided then
@@ -31,5 +32,5 @@ def run(args: argparse.Namespace) -> int:
         kept = read_tick(args.ticks, args.tick)
         print(words(decided(config, kept.seen, kept.past)))
     else:
-        print(preview(config, str(args.config), not build.booted_by_systemd()))
+        print(preview(config, str(args.config), build.foreground(config)))
     return EXIT_OK

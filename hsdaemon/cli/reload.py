@@ -11,7 +11,6 @@ the engine's present load of weights.
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 
 from hsdaemon.cli.settings import add_config, load
@@ -29,11 +28,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = load(args)
-    pid = solo.holder(config.paths.run)
-    if not pid:
+    if not solo.holder(config.paths.run):
         raise Transient("cannot reload: no supervisor runs; systemctl start hs-extract reads the file anyway")
     if args.now:
         WishFiles(config.paths.run).ask_reload()
-    os.kill(pid, signal.SIGHUP)
+    pid = solo.tell(config.paths.run, signal.SIGHUP)
     print(f"reload: asked pid={pid} now={'yes' if args.now else 'no'}")
     return EXIT_OK

@@ -9,7 +9,6 @@ What it keeps: the manifest, leases of evicted units, what runs.
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 from pathlib import Path
 
@@ -27,9 +26,10 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = load(args)
+    if not Path(config.paths.state).is_dir():
+        print(f"reset: nothing to clear, there is no {config.paths.state}")
+        return EXIT_OK
     ask_reset(Path(config.paths.state))
-    pid = solo.holder(config.paths.run)
-    if pid:
-        os.kill(pid, signal.SIGHUP)  # it reads the configuration again too, and looks at once
+    pid = solo.tell(config.paths.run, signal.SIGHUP)  # it reads the configuration again too, and looks at once
     print("reset: asked" if pid else "reset: asked; no supervisor runs now, the next one does it")
     return EXIT_OK

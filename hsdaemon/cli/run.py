@@ -11,15 +11,16 @@ again, SIGTERM ends the supervisor and leaves engine and worker running; `hs-ext
 from __future__ import annotations
 
 import argparse
-import contextlib
 import signal
+from operator import attrgetter
 from pathlib import Path
 
 import structlog
 
 from hsdaemon.cli.settings import add_config, load
 from hsdaemon.config import Config
-from hsdaemon.errors import EXIT_OK, ConfigError, Fatal, HsError
+from hsdaemon.core import reasons
+from hsdaemon.errors import EXIT_OK, Fatal, HsError
 from hsdaemon.history import History, Tick
 from hsdaemon.host import build, solo
 from hsdaemon.host.board import Board
@@ -31,7 +32,9 @@ from hsdaemon.loop import run as turn
 from hsdaemon.machine.log import setup
 from hsdaemon.machine.notify import Notify
 
+TRY_AGAIN_S = 2.0  # reading one small file each time
 EXITS = {75: "another supervisor runs on this host"}
+AT_START = attrgetter("paths", "output", "spool.path", "supervisor.metrics_port", "supervisor.probe_deadline_s")
 _log = structlog.get_logger()
 
 
@@ -42,21 +45,55 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    config = load(args)
     if args.dry_run:
-        print(preview(config, str(args.config), _foreground(args)))
+        print(preview(load(args), str(args.config), _foreground(args)))
         return EXIT_OK
     setup()
     clock, notifier = HostClock(), Notify()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(solo.only_one(config.paths.run))
-        stack.enter_context(clock.listening(signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+    with clock.listening(signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        waiting = Waiting(clock, notifier)
+        while not stopping(clock):
+            try:
+                return _supervise(args, clock, notifier)
+            except HsError as error:
+                if not notifier.heard:
+                    raise  # by hand: whoever typed it is there to mend it
+                waiting.wait(error)
+    return EXIT_OK
+
+
+def _supervise(args: argparse.Namespace, clock: HostClock, notifier: Notify) -> int:
+    """Until a signal ends it. Raises HsError for what keeps it from beginning."""
+    config = load(args)
+    with solo.only_one(config.paths.run):
         current = Current(args, config, clock)
         ports = build.ports(current.get, str(Path(args.config).resolve()), _foreground(args), clock, notifier)
         history = History.open(Path(config.paths.state))
         turn(ports, current.get, history, lambda: stopping(clock), said(config, history))
     _log.info("the supervisor ends; engine and worker go on, the next start adopts them")
     return EXIT_OK
+
+
+class Waiting:
+    """A start that fails under systemd is tried again here: a restart of the unit for each try would fill the journal,
+    and a unit that stays down would need somebody to log in. What keeps us is said once, and STATUS shows it."""
+
+    def __init__(self, clock: HostClock, notifier: Notify) -> None:
+        self._clock, self._notifier = clock, notifier
+        self._said = ""
+
+    def wait(self, error: HsError) -> None:
+        """Until the next try, or a signal."""
+        reason = reasons.CATALOGUE["not-started"]
+        sentence = reasons.say(reason.code, cause=str(error))
+        if sentence != self._said:
+            self._said = sentence
+            _log.warning(sentence, todo=reason.help, reason=reason.code, message_id=reason.message_id)
+        self._notifier.ready()  # the unit is up, and waits
+        self._notifier.status(sentence)
+        self._notifier.watchdog()
+        self._clock.wait(TRY_AGAIN_S)
+        self._clock.taken(signal.SIGHUP)  # the next try reads the file anyway
 
 
 def _foreground(args: argparse.Namespace) -> bool:
@@ -84,7 +121,11 @@ def said(config: Config, history: History) -> list[Said]:
     from hsdaemon.host.metrics import Metrics  # its library is loaded only where it is wanted
 
     metrics = Metrics()
-    metrics.serve(config.supervisor.metrics_port)
+    try:
+        metrics.serve(config.supervisor.metrics_port)
+    except OSError as error:  # figures are not worth the work
+        _log.warning("the metrics cannot be served", port=config.supervisor.metrics_port, cause=str(error))
+        return [show]
     return [show, metrics.show]
 
 
@@ -105,9 +146,8 @@ class Current:
         except HsError as error:
             _log.warning("the configuration cannot be used, the former one stays", cause=str(error))
             return
-        if fresh.paths != self._config.paths or fresh.output != self._config.output:
-            cause = ConfigError("cannot change paths or output while running: restart the supervisor")
-            _log.warning("the configuration needs a restart, the former one stays", cause=str(cause))
+        if AT_START(fresh) != AT_START(self._config):
+            _log.warning("paths, output, spool.path or supervisor.metrics_port changed: restart the supervisor for it")
             return
         self._config = fresh
         _log.info("the configuration was read again")

@@ -9,7 +9,6 @@ hs-extract release gives them back. Enabled units start again at the next boot: 
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -34,7 +33,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = load(args)
-    foreground = not build.booted_by_systemd()
+    foreground = build.foreground(config)
     units = build.units(config, str(Path(args.config).resolve()), foreground)
     _supervisor(config.paths.run, units, foreground)
     for name, patience in (
@@ -52,9 +51,8 @@ def _supervisor(run: str, units: Units, foreground: bool) -> None:
     """Through systemd where it is a unit, so that Restart= does not bring it back."""
     if not foreground:
         _stop(units, m.SUPERVISOR_UNIT, SUPERVISOR_S)
-    pid = solo.holder(run)
+    pid = solo.tell(run, signal.SIGTERM)
     if pid:
-        os.kill(pid, signal.SIGTERM)
         _wait(lambda: solo.holder(run) is None, SUPERVISOR_S, f"the supervisor (pid {pid})")
 
 
@@ -65,7 +63,7 @@ def _stop(units: Units, name: str, patience_s: float) -> None:
     print(f"stopping {name}", flush=True)
     outcome = units.stop(name, unit.invocation)
     if outcome.result == "failed":
-        raise Transient(f"cannot stop {name}: {outcome.cause}; try again, or systemctl stop {name}")
+        raise Transient(f"cannot stop {name}: {outcome.cause}; run this as root, or try again")
     _wait(lambda: _read(units, name).gone, patience_s, name)
 
 

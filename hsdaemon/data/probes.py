@@ -83,12 +83,13 @@ def look_at_manifest(output: Output) -> Pinned | Unadopted | Unreadable | None:
 
 
 class VolumeProbe:
-    """The port VolumePort. `expected`: the UUID that the manifest names, "" when there is none yet."""
+    """The port VolumePort. `expected`: the UUID that the manifest names, "" when there is none yet; writes: whether a
+    small file is written and synced each time."""
 
-    def __init__(self, output: Output, deadline_s: float, expected: Callable[[], str]) -> None:
+    def __init__(self, output: Output, deadline_s: float, expected: Callable[[], str], *, writes: bool = True) -> None:
         self._deadline_s = deadline_s
         self._expected = expected
-        self._child = Child("volume", lambda uuid: look_at_volume(output, uuid))
+        self._child = Child("volume", lambda uuid: look_at_volume(output, uuid, writes=writes))
 
     def read(self) -> Volume | Unreadable:
         answer = self._child.ask(self._expected(), self._deadline_s)
@@ -101,7 +102,7 @@ class VolumeProbe:
         self._child.close()
 
 
-def look_at_volume(output: Output, expected: str) -> Volume:
+def look_at_volume(output: Output, expected: str, *, writes: bool = True) -> Volume:
     """Marker, mount, space, and a write that is synced: mount options and statvfs say rw for a dead disk too."""
     from hsdaemon.data.volume import VolumeAway, read_marker, volume_root
 
@@ -116,7 +117,7 @@ def look_at_volume(output: Output, expected: str) -> Volume:
         folder = target if target.is_dir() else root
         space = os.statvfs(folder)
         free, total = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
-        failed = disk.probe_write(folder)
+        failed = disk.probe_write(folder) if writes else None
     except VolumeAway as error:
         return Volume(VERDICT.get(error.code, "io-error"), str(error))
     except (HsError, OSError) as error:

@@ -44,20 +44,20 @@ def sweep(paths: Iterable[str], folders: Iterable[Path], shm: Path = SHM) -> lis
 
 
 def _segments(shm: Path) -> Iterator[str]:
-    """Segments of processes that do not exist. A number that was given out again keeps its segment: that is safe.
-    Those without a number are dead when no process has them mapped or open, and nobody has just made them."""
+    """Segments whose maker does not exist (a number that was given out again keeps its segment: that is safe) or that
+    carry no number and are not new. Either way no process may have them open or mapped: a number may be of another
+    namespace, as of a container that shares this folder."""
     try:
         names = os.listdir(shm)
     except OSError:
         return
-    nameless = []
+    found = []
     for name in names:
         match = _SEGMENT.fullmatch(name)
-        if match and not Path(f"/proc/{match[1]}").exists():
-            yield str(shm / name)
-        elif _LOADS.fullmatch(name) and _age_s(shm / name) > YOUNG_S:
-            nameless.append(str(shm / name))
-    yield from _unused(nameless)
+        gone = match and not Path(f"/proc/{match[1]}").exists()
+        if gone or (_LOADS.fullmatch(name) and _age_s(shm / name) > YOUNG_S):
+            found.append(str(shm / name))
+    yield from _unused(found)
 
 
 def _age_s(path: Path) -> float:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from hsdaemon.errors import StoreError, Transient
+from hsdaemon.errors import Fatal, StoreError, Transient
 from hsdaemon.machine import disk
 
 NAME = "supervisor.lock"
@@ -44,6 +44,20 @@ def holder(run: str) -> int | None:
     finally:
         os.close(fd)
     return None
+
+
+def tell(run: str, number: int) -> int | None:
+    """Send the supervisor a signal; its pid, None when none runs. Raises Fatal when it is somebody else's."""
+    pid = holder(run)
+    if not pid:
+        return None
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        raise Fatal(f"cannot reach the supervisor: pid {pid} belongs to another user; run this as root") from None
+    return pid
 
 
 def _take(fd: int) -> None:

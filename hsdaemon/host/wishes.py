@@ -3,6 +3,7 @@ away when it is fulfilled. A wish that cannot be read asks for nothing. A reboot
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import msgspec
@@ -46,11 +47,16 @@ class WishFiles:
             raise StoreError(f"cannot ask the supervisor: {self._folder}: {error.strerror}; run it as root") from None
 
     def settle(self, seen: m.Observation, past: Past) -> None:
-        """Take away what is fulfilled: an engine with today's arguments, or none; units that are leased no more."""
+        """Take away what is fulfilled: an engine with today's arguments, or none; units that are leased no more. One
+        that cannot be taken away is looked at again each turn, and asks for what is done already."""
         if seen.wishes.reload_now and _reloaded(seen):
-            (self._folder / RELOAD).unlink(missing_ok=True)
+            self._take(RELOAD)
         if seen.wishes.release and not {lease.name for lease in past.leases} & set(seen.wishes.release):
-            (self._folder / RELEASE).unlink(missing_ok=True)
+            self._take(RELEASE)
+
+    def _take(self, name: str) -> None:
+        with contextlib.suppress(OSError):
+            (self._folder / name).unlink()
 
 
 def _reloaded(seen: m.Observation) -> bool:
