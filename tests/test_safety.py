@@ -16,6 +16,7 @@ STOP_VLLM = m.StopUnit(VLLM, "v1")
 held = rest(gpus=gpus(75_805), holders=(holder(),), units=(VLLM_UP,))
 rogue = holder(77, "", exe="/opt/rogue/x")
 KILL = m.KillProcess(77, 770, "/opt/rogue/x", "KILL")
+SCANNING = m.Unit(m.SCAN_UNIT, active="activating", invocation="s1", pids=(9,))
 DOWN = m.Worker(m.Unit(m.WORKER_UNIT))
 EVICTED: list[budget.Event] = [acted(m.StopUnit(VLLM, f"old{i}")) for i in range(3)]
 LEFT = replace(VLLM_UP, active="inactive")
@@ -69,6 +70,11 @@ TABLE: list[tuple[str, m.Observation, tuple[m.Action, ...], list[budget.Event]]]
     ("patch over foreign edits", rest(engine=engine(m.Unit(m.ENGINE_UNIT), capture=m.Capture("foreign"))),
      (m.ApplyPatch("1"),), []),
     ("sweep beside an engine", busy(), (m.SweepStale(("/x",)),), []),
+    ("worker beside a scan", busy(worker=DOWN, scan_unit=SCANNING), (m.StartWorker("e1", ""),), []),
+    ("proof beside a scan", busy(worker=DOWN, scan_unit=SCANNING), (m.RunProof("e1", ""),), []),
+    ("worker before the tree is adopted", busy(worker=DOWN, progress=m.Unadopted()), (m.StartWorker("e1", ""),), []),
+    ("scan for want of nothing", rest(), (m.StartScan(""),), []),
+    ("scan beside a worker", busy(progress=m.Unadopted()), (m.StartScan(""),), []),
     ("spool swept beside the worker", busy(), (m.SweepSpool(1),), []),
     ("release of what was never evicted", rest(progress=m.Progress(1, 1, 0, 0, True)), (m.ReleaseUnits((VLLM,)),), []),
     ("release with work left", rest(), (m.ReleaseUnits((VLLM,)),), [acted(m.LeaseUnit(VLLM, "enabled", True))]),

@@ -214,7 +214,7 @@ def test_sp_04_a_spool_that_is_removed_in_mid_run_costs_no_try(tmp_path: Path) -
 def test_a_second_job_on_one_spool_is_refused_and_the_first_one_goes_on(tmp_path: Path) -> None:
     first = Rig(tmp_path / "a", rows([20] * 60))
     second = Rig(tmp_path / "b", rows([20] * 5), {"spool": {"path": str(tmp_path / "a" / "spool")}})
-    with first.engine(latency_s=0.1) as engine:
+    with first.engine(latency_s=1.0) as engine:
         process = first.start()
         until(lambda: sum(engine.requests.values()) > 8)
         code, _, err = second.extract()
