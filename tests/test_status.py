@@ -59,7 +59,7 @@ def test_a_running_supervisor_shows_ladder_holder_and_what_a_person_can_do(tmp_p
         put_board(tmp_path, rest(holders=(holder(7, STRANGER),)))
         text = shown()
     assert "looked 0 s ago" in text
-    assert "+ gpus_visible > gpus_ours · engine_patched" in text
+    assert "+gpus_visible >gpus_ours ·engine_patched" in text
     assert f"now {STRANGER} (pid 7, compute) holds GPU 0, 1 and no policy lets us stop it" in text
     assert "to do Stop it yourself, or name it in evict.units" in text
     assert "GPU 1 fake 0.0 of 93.8 GiB" in text
@@ -81,6 +81,7 @@ def test_events_are_told_with_their_age(tmp_path: Path, shown: Screen) -> None:
         budget.Acted(late, m.StartEngine("e0", 30000, "wanted"), 42),
         budget.Ended(late, m.StopUnit("vllm-kimi.service", "v1"), m.Outcome("failed", "no answer")),
         budget.Died(late, m.ENGINE_UNIT, "e1", "signal 11", 42),
+        budget.Ended(late, m.RunProof("e1", "p0"), m.Outcome("done")),
         budget.Reset(late),
     )
     put_board(tmp_path, busy(), events=events)
@@ -92,6 +93,7 @@ def test_events_are_told_with_their_age(tmp_path: Path, shown: Screen) -> None:
         "2 m ago: a person cleared budgets and breakers",
     ):
         assert f"event {words}" in text
+    assert "RunProof" not in text
 
 
 @pytest.mark.parametrize(

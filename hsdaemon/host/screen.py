@@ -21,7 +21,7 @@ MARKS = {"met": "+", "here": ">", "open": "·"}
 
 
 class Event(msgspec.Struct, frozen=True):
-    """What happened, and when by the wall clock."""
+    """What happened, and when by the wall clock. text: "" for what goes without saying."""
 
     wall_s: float
     text: str
@@ -115,14 +115,14 @@ def lines(board: Shown, running: int | None, now_s: float) -> Iterator[Line]:
         yield "supervisor", f"not running; what follows is what it saw {seen} ago"
     else:
         yield "supervisor", f"pid {running or board.pid}, looked {seen} ago"
-    yield "ladder", "  ".join(f"{MARKS[state]} {rung}" for rung, state in board.ladder.items())
+    yield "ladder", " ".join(f"{MARKS[state]}{rung}" for rung, state in board.ladder.items())
     yield "now", board.sentence
     if board.todo:
         yield "to do", board.todo
     yield from (("note", note) for note in board.notes)
     yield from _gpus(board)
     yield "proof", _proof(board)
-    for event in board.events[-EVENTS:]:
+    for event in [event for event in board.events if event.text][-EVENTS:]:
         yield "event", f"{age(now_s - event.wall_s)} ago: {event.text}"
 
 
