@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 from bench import all as bench
 from bench import page
@@ -44,7 +44,7 @@ def test_a_missed_goal_is_told() -> None:
 
 
 def test_the_plot_is_well_formed_and_higher_is_more() -> None:
-    drawn = ElementTree.fromstring(page.plot(RESULTS))
+    drawn = ET.fromstring(page.plot(RESULTS))
     lines = [e.attrib["points"] for e in drawn.iter("{http://www.w3.org/2000/svg}polyline")]
     assert len(lines) == 3
     (x0, y0), (x1, y1) = (map(float, point.split(",")) for point in lines[0].split())
