@@ -19,8 +19,11 @@ from hsdaemon.errors import ConfigError
 Seconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
 Mib = Annotated[int, Meta(ge=1)]
-Text = Annotated[str, Meta(min_length=1)]
-Folder = Annotated[str, Meta(pattern="^/", description="an absolute path")]
+# No NUL: no path, argument or variable has one.
+Word = Annotated[str, Meta(pattern=r"^[^\x00]*$")]
+Text = Annotated[str, Meta(pattern=r"^[^\x00]+$")]
+Name = Annotated[str, Meta(pattern=r"^[^\x00=]+$")]
+Folder = Annotated[str, Meta(pattern=r"^/[^\x00]*$", description="an absolute path")]
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -94,8 +97,8 @@ class Engine(Section, frozen=True):
     disaggregation: Literal["null", "prefill", "decode"] = "null"  # only "null", the same
     radix_cache: bool = False  # only False: cached rows are not computed, so not captured
     mixed_chunk: bool = False  # only False: decode rows would ride in prefill batches
-    extra_args: tuple[str, ...] = ()  # appended to the argument line; what we set ourselves is refused
-    environment: dict[str, str] = {}  # added to the engine's environment
+    extra_args: tuple[Word, ...] = ()  # appended to the argument line; what we set ourselves is refused
+    environment: dict[Name, Word] = {}  # added to the engine's environment
 
 
 class Worker(Section, frozen=True):
@@ -213,7 +216,7 @@ def parse(text: str, name: str) -> Config:
     """Make the tree from TOML. name: the file, for messages. Raises ConfigError with one line per problem."""
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits or 1,000 brackets is no TOMLDecodeError
         raise ConfigError(f"cannot use {name}: not TOML: {error}; mend that line") from None
     unknown = list(_unknown(raw, Config, ""))
     if unknown:

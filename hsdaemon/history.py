@@ -10,7 +10,10 @@ A crash between intent and act leaves an intent without an end: the next tick lo
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import types
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from hsdaemon.core import model as m
 from hsdaemon.core.budget import Past
 from hsdaemon.errors import DataError, HsError, StoreError
 from hsdaemon.machine import disk
+from hsdaemon.wire import parse_json
 
 MOST_BYTES = 1 << 20  # then the events are replaced by the past they fold to
 TICK_BYTES = 8 << 20  # then the older half is dropped
@@ -44,6 +48,28 @@ def encode(value: Any) -> Any:
     return [encode(v) for v in value] if isinstance(value, tuple | list) else value
 
 
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a decoded value is what the field of a noun says: no fold and no decision checks that again."""
+    origin, of = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, one) for one in of)
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        each = of[:1] * len(value) if of[-1] is ... else of
+        return len(each) == len(value) and all(map(_fits, value, each))
+    if origin is typing.Literal:
+        return value in of
+    if hint is int:
+        return type(value) is int and abs(value) < 1 << 63
+    return type(value) is float or _fits(value, int) if hint is float else isinstance(value, hint)
+
+
 def decode(value: Any) -> Any:
     """The noun back. Fields that a newer program wrote are dropped; raises ValueError for anything else unknown."""
     if isinstance(value, list):
@@ -53,9 +79,13 @@ def decode(value: Any) -> Any:
     kind = NOUNS.get(str(value.get("_")))
     if kind is None:
         raise ValueError(f"cannot read history: no noun {value.get('_')!r}")
-    known = {f.name for f in dataclasses.fields(kind)}
+    hints = _hints(kind)
+    fields = {k: decode(v) for k, v in value.items() if k in hints}
+    for name, found in fields.items():
+        if not _fits(found, hints[name]):
+            raise ValueError(f"cannot read history: {kind.__name__}.{name} is {found!r}")
     try:
-        return kind(**{k: decode(v) for k, v in value.items() if k in known})
+        return kind(**fields)
     except TypeError as error:
         raise ValueError(f"cannot read history: {error}") from None
 
@@ -67,7 +97,7 @@ def line(value: Any) -> bytes:
 def parse(raw: bytes) -> Any:
     """Raises ValueError for a torn or foreign line."""
     try:
-        return decode(json.loads(raw))
+        return decode(parse_json(raw))
     except (RecursionError, UnicodeDecodeError) as error:
         raise ValueError(f"cannot read history: {error}") from None
 

@@ -231,6 +231,27 @@ def test_mf_05_a_damaged_database_is_set_aside_whole_and_rebuilt(
     again.close()
 
 
+@pytest.mark.parametrize("backed_up", [True, False])
+def test_mf_05_a_text_that_is_none_is_found_by_the_work_and_mended_by_the_next_start(
+    tmp_path: Path, backed_up: bool
+) -> None:
+    config = config_for(tmp_path, lines(6))
+    store = ready(config)
+    extract(store, tmp_path)
+    stored = store.manifest.stored()
+    store.manifest.db.execute("UPDATE rows SET path = CAST(x'726f77ff' AS TEXT) WHERE row = 3")
+    assert store.manifest.integrity() is None
+    if backed_up:
+        back_up(store.manifest, backup_path(config))
+    store.close()
+    with pytest.raises(Damaged, match="a worker's start rebuilds it"):
+        ready(config)
+    again = ready(config)
+    assert again.manifest.stored() == stored
+    again.close()
+    ready(config).close()
+
+
 def test_mf_05_a_removed_log_costs_nothing_that_has_a_file(tmp_path: Path) -> None:
     config = config_for(tmp_path, lines(30))
     store = ready(config)

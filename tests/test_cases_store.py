@@ -210,7 +210,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_st_12_13_every_damage_is_found_and_nothing_is_substituted(
+def test_st_12_every_damage_is_found_and_nothing_is_substituted(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = stored(tmp_path, 4, 4)
@@ -229,6 +229,51 @@ def test_st_12_13_every_damage_is_found_and_nothing_is_substituted(
     reader = open_reader(manifest_path(config.output))
     assert reader.counts().done == 4, "repair only when asked"
     reader.close()
+
+
+def test_st_13_sizes_are_found_at_once_all_six_by_reading_and_repaired_when_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = stored(tmp_path, 9, 9)
+    kinds = {0: "swapped", 2: "empty", 3: "half", 4: "one bit", 5: "zeroed block", 6: "longer"}
+    for row, kind in kinds.items():
+        DAMAGE[kind][0](file_of(config, row))
+    before = {p.name: p.read_bytes() for p in file_of(config, 2).parent.iterdir()}
+    outcome(capsys)
+    _, found, _ = verified(tmp_path, capsys)
+    assert [(f["row"], f["code"]) for f in found] == [(2, "size"), (3, "size"), (6, "size")]
+    _, found, _ = verified(tmp_path, capsys, "--deep")
+    assert [f["row"] for f in found] == [0, 1, 2, 3, 4, 5, 6]
+    assert {p.name: p.read_bytes() for p in file_of(config, 2).parent.iterdir()} == before
+    _, found, last = verified(tmp_path, capsys, "--deep", "--repair")
+    assert last.startswith("verify: seen=9 bad=7 queued=7")
+    assert sorted(p.read_bytes() for p in (Path(config.output.path) / QUARANTINE).iterdir()) == sorted(
+        before[f"data_{row}.ckpt"] for row in range(7)
+    )
+    store = ready(config)
+    assert sorted(c.row for c in store.manifest.claim(99)) == list(range(7))
+    store.close()
+
+
+@pytest.mark.parametrize("path", ["../../victim", "/{folder}/victim", "rows_0-2000/../../../victim", "victim", "a\0b"])
+def test_a_path_that_leads_out_of_the_output_is_not_followed(
+    tmp_path: Path, path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = stored(tmp_path, 4, 4)
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    manifest = open_manifest(manifest_path(config.output))
+    manifest.db.execute("UPDATE rows SET path = ? WHERE row = 2", (path.format(folder=tmp_path),))
+    manifest.close()
+    outcome(capsys)
+    code, found, last = verified(tmp_path, capsys, "--deep", "--repair")
+    assert (code, [(f["row"], f["code"]) for f in found]) == (1, [(2, "missing")])
+    assert last.startswith("verify: seen=4 bad=1 queued=1")
+    assert victim.read_bytes() == b"mine"
+    assert not (Path(config.output.path) / QUARANTINE).exists()
+    store = ready(config)  # the file itself is where it was: adopted again
+    assert store.manifest.counts().done == 4
+    store.close()
 
 
 def test_st_14_one_damaged_file_queues_one_row_and_deletes_nothing(

@@ -60,6 +60,10 @@ class Database:
             yield
         except apsw.Error as error:
             raise translated(error, self.path) from error
+        except UnicodeDecodeError as error:  # a text of the file; no integrity check of SQLite looks at that
+            raise Damaged(
+                f"cannot read {self.path}: a text in it is damaged ({error}); a worker's start rebuilds it"
+            ) from error
 
     def one(self, sql: str, bound: Sequence[Any] = ()) -> tuple[Any, ...] | None:
         with self.mapped():

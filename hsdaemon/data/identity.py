@@ -11,6 +11,7 @@ from hsdaemon.config import Config
 from hsdaemon.data.rows import Limits
 from hsdaemon.errors import StoreError
 from hsdaemon.machine.checkpoint import RESERVE_TOKENS, ModelFacts, physical_layers
+from hsdaemon.wire import parse_json
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def _show(value: object) -> str:
 def identity_from_json(text: str) -> RunIdentity:
     """Raises StoreError when `text` is not an identity."""
     try:
-        fields = json.loads(text)
+        fields = parse_json(text)
         return RunIdentity(**{**fields, "layers": tuple(fields["layers"])})
     except (ValueError, TypeError, KeyError) as error:
         raise StoreError(f"cannot read the manifest's run identity: {error}; run hs-extract scan") from None

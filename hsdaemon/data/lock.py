@@ -12,6 +12,8 @@ import os
 from pathlib import Path
 
 from hsdaemon.errors import StoreError
+from hsdaemon.machine import disk
+from hsdaemon.wire import parse_json
 
 LOCK_NAME = "manifest.lock"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -85,7 +87,7 @@ def _sign(fd: int) -> None:
 def living_holder(folder: Path) -> int | None:
     """Pid of the worker that wrote itself down and still runs, for `status`; never touches the lock."""
     try:
-        who = json.loads((folder / LOCK_NAME).read_bytes()[:4096])
+        who = parse_json(disk.read_own(folder / LOCK_NAME, 4096))
         pid, ticks, boot = int(who["pid"]), int(who["start_ticks"]), str(who["boot_id"])
         return pid if boot == boot_id() and start_ticks(pid) == ticks else None
     except (OSError, ValueError, KeyError, TypeError):
@@ -94,7 +96,7 @@ def living_holder(folder: Path) -> int | None:
 
 def _holder(fd: int) -> str:
     try:
-        who = json.loads(os.pread(fd, 4096, 0))
+        who = parse_json(os.pread(fd, 4096, 0))
         return f"pid {int(who['pid'])} (start {int(who['start_ticks'])}, boot {who['boot_id']!s:.8})"
     except (ValueError, KeyError, TypeError):
         return "another process"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -22,11 +23,14 @@ from hsdaemon.data.sample import Sample
 from hsdaemon.data.sqlite import ADOPTING, SqliteManifest, create, exists, open_manifest
 from hsdaemon.data.verify import Finding, reconcile
 from hsdaemon.data.volume import MIB, Guard, file_system, require_local
-from hsdaemon.errors import DiskFull, StoreError
+from hsdaemon.errors import DiskFull, HsError, StoreError
 from hsdaemon.machine import disk
 from hsdaemon.machine.checkpoint import ModelFacts, read_model
 
 log = structlog.get_logger()
+
+DAMAGED = "damaged"  # mark: a row could not be read although the file's integrity was ok
+_SEEN = "a text in it is no text"
 
 FITS = "fits"  # mark: the whole set was seen to fit the disk; whoever fills it later makes the work pause
 
@@ -123,7 +127,7 @@ def _manifest(
     if exists(path):
         try:
             manifest = open_manifest(path)
-            problem = manifest.integrity()
+            problem = manifest.integrity() or (_SEEN if manifest.mark(DAMAGED) else None)
             if problem is None and manifest.mark(ADOPTING) and not may_have_samples:
                 manifest.close()
                 raise StoreError(
@@ -136,7 +140,8 @@ def _manifest(
             problem = str(error)
         log.error("the manifest is damaged", problem=problem)
         backup.set_aside(path)
-        restored = backup.restore(path, saved)
+        # A backup would bring the same text back.
+        restored = None if problem == _SEEN else backup.restore(path, saved)
         return (restored or create(path, offered, uuid)), True
     found = has_samples(Path(config.output.path))
     if found and (restored := backup.restore(path, saved)) is not None:
@@ -222,6 +227,10 @@ def _background(config: Config, identity: RunIdentity, stop: Callable[[], bool])
             require_room(config, facts, manifest)
             reconcile(root, manifest, stop, _say)
             Adoption(root, manifest, dataset, identity, unstamped=False).walk(stop)
+    except Damaged:
+        with contextlib.suppress(HsError):  # for the next start: no integrity check of SQLite looks at texts
+            manifest.mark(DAMAGED, 1)
+        raise
     finally:
         manifest.close()
         dataset.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from hsdaemon.data.manifest import Stored, every_stored
 from hsdaemon.data.sqlite import SqliteManifest
 from hsdaemon.machine import disk
 
+_PATH = re.compile(r"rows_[0-9]{1,12}-[0-9]{1,12}/[^/\0]{1,255}")
 MARK = "verify_after"  # the last row that a deep run has read
 MARK_EVERY = 50  # rows
 
@@ -44,10 +46,20 @@ class Pace:
             self._wait(ahead)
 
 
+def location(root: Path, path: str) -> Path | None:
+    """Where a row's file lies, or None for a path that no file of this output has: the manifest may be damaged, and
+    nothing outside the output is looked at or moved."""
+    inside = isinstance(path, str) and _PATH.fullmatch(path) is not None and not path.partition("/")[2].startswith(".")
+    return root / path if inside else None
+
+
 def quick(root: Path, stored: Stored) -> Finding | None:
     """Presence and size of one file."""
+    path = location(root, stored.path)
+    if path is None:
+        return Finding(stored.row, stored.path, "missing", "its path leads out of the output")
     try:
-        found = (root / stored.path).lstat()
+        found = path.lstat()
     except FileNotFoundError:
         return Finding(stored.row, stored.path, "missing", "the file is gone")
     except OSError as error:
@@ -98,9 +110,9 @@ def verify(
 def repair(root: Path, manifest: SqliteManifest, finding: Finding, quarantine: Path) -> bool:
     """Put the bad file aside and queue the row; gives whether it was still done. A crash in between leaves the row done
     without its file: the next verify or start finds that. Raises DiskFull, BadVolume."""
-    path = root / finding.path
+    path = location(root, finding.path)
     try:
-        if path.is_symlink() or path.exists():
+        if path is not None and (path.is_symlink() or path.exists()):
             disk.set_aside(path, quarantine)
     except OSError as error:
         raise disk.explain(error, root) from error

@@ -17,6 +17,7 @@ from pathlib import Path
 from hsdaemon.config import Output
 from hsdaemon.errors import DiskFull, StoreError, Transient
 from hsdaemon.machine import disk
+from hsdaemon.wire import parse_json
 
 MARKER = ".hs-extract-volume"
 MARKER_VERSION = 1
@@ -65,7 +66,7 @@ def read_marker(root: Path) -> str:
     """UUID of the volume. Raises VolumeAway when there is no marker, StoreError when it is not one that we know."""
     path = root / MARKER
     try:
-        fields = json.loads(path.read_bytes())
+        fields = parse_json(path.read_bytes())
         version, found = int(fields["version"]), str(uuid.UUID(fields["uuid"]))
     except FileNotFoundError:
         raise VolumeAway("no-marker", f"cannot find the volume: no marker {path}; mount it, or mark it: init") from None

@@ -40,8 +40,8 @@ def path(run: str) -> Path:
 def read(run: str) -> Endpoint | None:
     """The endpoint in folder `run`, or None where there is none or where it cannot be understood."""
     try:
-        return msgspec.json.decode(path(run).read_bytes(), type=Endpoint)
-    except (OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(disk.read_own(path(run)), type=Endpoint)
+    except (OSError, msgspec.MsgspecError, RecursionError):
         return None
 
 

@@ -84,8 +84,8 @@ def ordered_port(run: str) -> int | None:
     """The port that the supervisor chose for this start, taken: the next start asks again."""
     path = Path(run) / START_FILE
     try:
-        order = msgspec.json.decode(path.read_bytes(), type=StartOrder)
-    except (OSError, msgspec.MsgspecError):
+        order = msgspec.json.decode(disk.read_own(path), type=StartOrder)
+    except (OSError, msgspec.MsgspecError, RecursionError):
         return None
     with contextlib.suppress(PermissionError):  # the supervisor's own in a sticky folder: it writes a new one each time
         path.unlink(missing_ok=True)
@@ -208,7 +208,7 @@ def _attested(config: Config, end: endpoint.Endpoint | None) -> str:
     stages = set()
     for path in Path(config.paths.run, "attest").glob(f"attest-{end.launch}-*.json") if end else ():
         with contextlib.suppress(OSError, ValueError):
-            stages.add(wire.attest(path.read_text(errors="replace")).stage)
+            stages.add(wire.attest(disk.read_own(path).decode(errors="replace")).stage)
     return next((stage for stage in ("broken", "armed", "seen") if stage in stages), "none")
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from hsdaemon.errors import EngineError
 from hsdaemon.machine import disk
+from hsdaemon.wire import parse_json
 
 JOURNAL = ".hsdaemon-swap.json"
 _LIMIT = 64 << 20  # bytes of one source file, more than any has
@@ -122,13 +123,18 @@ def _read(journal: Path) -> dict[str, tuple[str, str]]:
     if raw is None:
         return {}
     try:
-        entries = {str(name): (str(old), str(new)) for name, (old, new) in json.loads(raw).items()}
-        if not entries or any(name.startswith("/") or ".." in name.split("/") for name in entries):
+        entries = {str(name): (str(old), str(new)) for name, (old, new) in parse_json(raw).items()}
+        if not entries or not all(map(_below, entries)):
             raise ValueError
     except (ValueError, TypeError, AttributeError):
         cause = "it is none of ours; remove it and look at the files beside it"
         raise EngineError(f"cannot read {journal}: {cause}") from None
     return entries
+
+
+def _below(name: str) -> bool:
+    """Whether it names a file below the folder."""
+    return "\0" not in name and not {"", ".", ".."} & set(name.split("/"))
 
 
 def _draft(path: Path) -> Path:

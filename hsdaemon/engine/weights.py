@@ -3,7 +3,6 @@ milliseconds instead of after minutes of loading."""
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from hsdaemon.errors import EngineError
+from hsdaemon.wire import parse_json
 
 _MAX_HEADER = 256 << 20  # bytes of a safetensors header; the largest known ones are some megabytes
 
@@ -65,7 +65,7 @@ def _named(folder: Path) -> list[str]:
     """Shards that the index names; [] without an index."""
     for index in sorted(folder.glob("*.index.json")):
         try:
-            shards: Any = json.loads(index.read_bytes())["weight_map"].values()
+            shards: Any = parse_json(index.read_bytes())["weight_map"].values()
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
         return sorted({Path(str(name)).name for name in shards})
@@ -80,7 +80,7 @@ def _least(path: Path) -> int:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > min(_MAX_HEADER, size):
                 return size + 1
-            tensors: Any = json.loads(file.read(length))
+            tensors: Any = parse_json(file.read(length))
         ends = [info["data_offsets"][1] for name, info in tensors.items() if name != "__metadata__"]
         return 8 + int(length) + max(ends, default=0)
     except (ValueError, KeyError, TypeError, AttributeError, struct.error):

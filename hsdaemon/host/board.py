@@ -19,6 +19,7 @@ from hsdaemon.core.decide import LADDER
 from hsdaemon.errors import HsError
 from hsdaemon.history import Tick
 from hsdaemon.machine import disk
+from hsdaemon.wire import parse_json
 
 NAME = "status.json"
 RUNGS = (*(rung.__name__ for rung in LADDER), "done")
@@ -37,7 +38,7 @@ class Board:
     def read(self) -> dict[str, Any] | None:
         """The last tick's facts, or None where there are none or where they cannot be understood."""
         try:
-            found = json.loads(self._path.read_bytes())
+            found = parse_json(disk.read_own(self._path))
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
@@ -82,7 +83,7 @@ def _proved(seen: m.Observation) -> bool:
 
 
 def _event(event: budget.Event) -> dict[str, Any]:
-    """An event and its one line for people, "" for the good end of an act."""
+    """An event and its one line for people."""
     return {"kind": type(event).__name__, "wall_s": event.now.wall_s, "text": _text(event), "event": _plain(event)}
 
 
@@ -91,11 +92,7 @@ def _text(event: budget.Event) -> str:
         case budget.Acted(action=action):
             return f"{type(action).__name__} {getattr(action, 'name', '')}".rstrip()
         case budget.Ended(action=action, outcome=outcome):
-            return (
-                ""
-                if outcome.result == "done"
-                else f"{type(action).__name__}: {outcome.result} {outcome.cause}".rstrip()
-            )
+            return f"{type(action).__name__}: {outcome.result} {outcome.cause}".rstrip()
         case budget.Died(unit=unit, cause=cause):
             return f"{unit} ended: {cause}"
         case budget.Reset():

@@ -27,8 +27,8 @@ class WishFiles:
 
     def _release(self) -> tuple[str, ...]:
         try:
-            return msgspec.json.decode((self._folder / RELEASE).read_bytes(), type=tuple[str, ...])
-        except (OSError, msgspec.MsgspecError):
+            return msgspec.json.decode(disk.read_own(self._folder / RELEASE), type=tuple[str, ...])
+        except (OSError, msgspec.MsgspecError, RecursionError):
             return ()
 
     def ask_reload(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import xxhash
 from msgspec import Struct
 
 from hsdaemon.errors import ConfigError
+from hsdaemon.wire import parse_json
 
 # The longest prompt that an engine accepts is its context less this, in every release that we know.
 RESERVE_TOKENS = 7
@@ -34,7 +34,7 @@ def read_model(folder: str) -> ModelFacts:
     path = Path(folder) / "config.json"
     try:
         raw = path.read_bytes()
-        top = json.loads(raw)
+        top = parse_json(raw)
         revision = _revision(path.parent, raw)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the model: {path}: {error}; set model.path to a checkpoint folder") from None

@@ -50,11 +50,11 @@ class Leases:
 
     def record(self, name: str) -> Record | None:
         """The undo record, from its file or, where that is lost or damaged, from the drop-in."""
-        with contextlib.suppress(msgspec.MsgspecError):
+        with contextlib.suppress(msgspec.MsgspecError, RecursionError):
             data = disk.read(self._record(name))
             if data is not None:
                 return msgspec.json.decode(data, type=Record)
-        with contextlib.suppress(msgspec.MsgspecError):
+        with contextlib.suppress(msgspec.MsgspecError, RecursionError):
             for line in (disk.read(self.drop_in(name)) or b"").decode(errors="replace").splitlines():
                 if line.startswith(UNDO):
                     return msgspec.json.decode(line.removeprefix(UNDO), type=Record)

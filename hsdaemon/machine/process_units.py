@@ -151,7 +151,7 @@ class Processes:
 
     def _started(self, name: str) -> Started | None:
         """None when it never ran in this boot: `run` is gone after a reboot."""
-        with contextlib.suppress(msgspec.MsgspecError):
+        with contextlib.suppress(msgspec.MsgspecError, RecursionError):
             data = disk.read(self._folder / f"{name}.json")
             return None if data is None else msgspec.json.decode(data, type=Started)
         return None

@@ -9,6 +9,7 @@ from pathlib import Path
 from hsdaemon.core.model import Outcome, Proof, Unreadable
 from hsdaemon.errors import HsError
 from hsdaemon.machine import disk
+from hsdaemon.wire import parse_json
 
 ASKED, ANSWER = "prove.json", "proof.json"
 
@@ -22,7 +23,7 @@ class ProofFiles:
     def read(self) -> Proof | Unreadable | None:
         """The last verdict. A damaged file proves nothing, like a missing one, but says so."""
         try:
-            fields = json.loads((self._run / ANSWER).read_bytes())
+            fields = parse_json(disk.read_own(self._run / ANSWER))
             return Proof(
                 invocation=_text(fields, "invocation"),
                 ok=fields["ok"] is True,
@@ -45,7 +46,7 @@ class ProofFiles:
     def asked(self) -> str:
         """The invocation to prove; "" when nobody asked (a person runs the proof)."""
         try:
-            return _text(json.loads((self._run / ASKED).read_bytes()), "invocation")
+            return _text(parse_json(disk.read_own(self._run / ASKED)), "invocation")
         except (OSError, ValueError, KeyError, TypeError):
             return ""
 

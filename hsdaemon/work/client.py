@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import aiohttp
@@ -67,7 +66,7 @@ async def _read(reply: aiohttp.ClientResponse) -> Any:
         cause = f"the reply is larger than {MAX_REPLY_BYTES} bytes: the engine sends states as numbers in it"
         return Failure(Kind.run, "states-in-reply", f"{cause}; start it with hs-extract serve")
     try:
-        return json.loads(raw)
+        return wire.parse_json(raw)
     except (ValueError, RecursionError):
         return Failure(Kind.sample, "reply", f"the reply is not JSON: {_words(raw)}")
 
@@ -88,7 +87,7 @@ def _words(raw: bytes | None) -> str:
     """The server's own words, from JSON where it is JSON."""
     text = (raw or b"").decode(errors="replace").strip()
     try:
-        error = json.loads(text).get("error", text)
+        error = wire.parse_json(text).get("error", text)
         text = str(error.get("message", error) if isinstance(error, dict) else error)
     except (ValueError, AttributeError, RecursionError):
         return text[:500]

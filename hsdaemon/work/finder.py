@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import glob
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import aiohttp
 from hsdaemon import wire
 from hsdaemon.engine import endpoint, releases
 from hsdaemon.engine.endpoint import Endpoint
+from hsdaemon.machine import disk
 from hsdaemon.work import client
 
 POLL_S = 0.25
@@ -81,7 +81,7 @@ class Finder:
         """What the ranks of this start say of themselves. That they say anything at all is for the proof to ask."""
         for path in sorted((Path(self._run) / "attest").glob(f"attest-{glob.escape(launch)}-*.json")):
             try:
-                yield wire.attest(path.read_text())
+                yield wire.attest(disk.read_own(path).decode())
             except (OSError, ValueError) as error:
                 self.reason = f"the engine {launch}: {path} cannot be read: {error}"
 
@@ -91,7 +91,7 @@ class Finder:
             url = candidate.url + info_path
             limit = aiohttp.ClientTimeout(total=ASK_S)
             async with self._http.get(url, timeout=limit, allow_redirects=False) as reply:
-                name = json.loads(await client.bounded(reply, MAX_NAME_BYTES) or b"").get("served_model_name")
+                name = wire.parse_json(await client.bounded(reply, MAX_NAME_BYTES) or b"").get("served_model_name")
         except TimeoutError:
             self.reason = f"the engine at {candidate.url}: it does not answer"
             return None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from hsdaemon.core import model as m
+from hsdaemon.machine import disk
+from hsdaemon.wire import parse_json
 
 FILE = "worker.json"
 
@@ -18,7 +19,7 @@ class WorkerProbe:
 
     def read(self, unit: m.Unit) -> m.Worker | m.Unreadable:
         try:
-            said = json.loads(self._path.read_bytes())
+            said = parse_json(disk.read_own(self._path))
             sentence, cause = str(said["sentence"]), str(said["stopped_by"])
             mine = not unit.up or said["pid"] in unit.pids
         except FileNotFoundError:

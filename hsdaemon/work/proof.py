@@ -25,6 +25,7 @@ from hsdaemon.data.spool import Broken, Dump, Spool
 from hsdaemon.engine import endpoint
 from hsdaemon.engine.endpoint import Endpoint
 from hsdaemon.errors import Transient
+from hsdaemon.machine import disk
 from hsdaemon.work import checks, client, verdict
 from hsdaemon.work.checks import Wanted
 from hsdaemon.work.compare import Likeness, likeness
@@ -122,9 +123,7 @@ class _Proof:
                 self.config.spool.path,
             )
         )
-        count = self.config.engine.tp
-        who = "the only rank attests" if count == 1 else f"{count} ranks attest"
-        self.say(f"{who} layers {self.wanted.layers}, {self.wanted.norm}-norm")
+        self.say(f"{self.config.engine.tp} ranks attest layers {self.wanted.layers}, {self.wanted.norm}-norm")
 
     async def _canaries(self, engine: Endpoint) -> int:
         """The longest sample, and prefixes of it, each sent alone."""
@@ -222,7 +221,7 @@ def living_attests(folder: Path) -> list[wire.Attest]:
     found = []
     for path in sorted(folder.glob("attest-*.json")):
         try:
-            attest = wire.attest(path.read_text(errors="replace"))
+            attest = wire.attest(disk.read_own(path).decode(errors="replace"))
         except (OSError, ValueError):
             continue
         if endpoint.start_ticks(attest.pid) == attest.start_ticks:

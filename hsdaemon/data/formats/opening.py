@@ -6,7 +6,6 @@ used.
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 import struct
@@ -23,11 +22,13 @@ from hsdaemon.data.formats.parts import STAMP_ENTRY, STAMP_KEY, Ints, Stamp, par
 from hsdaemon.data.formats.speculators import DIGEST_KEY, DTYPES
 from hsdaemon.data.formats.walk import View, walk
 from hsdaemon.errors import StoreError
+from hsdaemon.wire import parse_json
 
 _T = TypeVar("_T")
 Array = np.ndarray[Any, Any]
 NUMPY = {"int64": "<i8", "bfloat16": "<u2", "float16": "<f2", "float32": "<f4"}  # numpy has no bfloat16
-_MAX_TEXT = 1 << 20  # bytes of a pickle or a header; ours have less than 2,000
+_MAX_TEXT = 1 << 20  # bytes of a header or stamp; ours have less than 2,000
+_MAX_PICKLE = 1 << 16  # bytes: ours have less than 2,000, and a walk takes their square at worst
 _MAX_ENTRIES = 256
 _BLOCK = 1 << 20  # bytes: small enough to stay in the cache
 
@@ -148,8 +149,8 @@ def _wide(extra: bytes, short: tuple[int, int, int]) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _bytes(raw: mmap.mmap, entry: _Entry) -> bytes:
-    if entry.size > _MAX_TEXT:
+def _bytes(raw: mmap.mmap, entry: _Entry, most: int = _MAX_TEXT) -> bytes:
+    if entry.size > most:
         raise ValueError("an entry is too large")
     return raw[entry.start : entry.start + entry.size]
 
@@ -181,7 +182,7 @@ def _ids(found: tuple[str, Array]) -> Ints:
 
 def _open_zip(raw: mmap.mmap) -> Stored:
     entries = _entries(raw)
-    values = walk(_bytes(raw, entries["data.pkl"]))
+    values = walk(_bytes(raw, entries["data.pkl"], _MAX_PICKLE))
     specforge = "hidden_state" in values
     keys = ("hidden_state", "aux_hidden_state") if specforge else ("hidden_states", "aux_hidden_states")
     (dtype, final), (aux_dtype, aux) = (_array(raw, entries, values.get(key)) for key in keys)
@@ -216,7 +217,7 @@ def _safe(raw: mmap.mmap) -> _Safe:
     (size,) = struct.unpack_from("<Q", raw, 0)
     if size > _MAX_TEXT or 8 + size > len(raw):
         raise ValueError("it is neither a zip archive nor safetensors")
-    head = json.loads(raw[8 : 8 + size])
+    head = parse_json(raw[8 : 8 + size])
     if not isinstance(head, dict):
         raise ValueError("its header is no object")
     metadata = head.pop("__metadata__", {})
