@@ -72,6 +72,11 @@ STATES ?= 60
 crash: $(READY) $(SYSTEM) ## power cuts at every write of publication and commit, on ext4, xfs and btrfs (needs root)
 	@$(PY) bench/crash.py --states $(STATES)
 
+.PHONY: fuzz
+SECONDS ?= 60
+fuzz: $(READY) ## broken files for every reader, for SECONDS=60: typed errors alone, nothing touched outside
+	@$(PY) bench/fuzz.py --seconds $(SECONDS)
+
 .PHONY: test-kill
 N ?= 50
 test-kill: $(READY) ## worker killed N=50 times at random instants, engine N/5 times: nothing lost, twice or corrupt
@@ -94,10 +99,6 @@ patch-check: $(READY) ## every patch on the released files of its SGLang: applie
 .PHONY: engines-check
 engines-check: $(READY) ## real servers of four releases, three of them without plugins: states equal transformers
 	@$(PY) -m bench.engines $(RELEASES)
-
-.PHONY: bench
-bench: $(READY) ## every measurement, about 20 minutes; results, table and plot go into docs/; KINDS="write verify" does these
-	@$(PY) -m bench.all $(KINDS)
 
 .PHONY: bench-%
 bench-%: $(READY) ## a measurement, bench/NAME.py: make bench-write, make bench-manifest

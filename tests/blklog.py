@@ -106,7 +106,9 @@ def states(folder: str | Path, most: int = 150, seed: int = 1) -> Iterator[tuple
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Holes stay holes: most of an image is one."""
+    """Holes stay holes: most of an image is one. The target is a new file: the loop device of a state that was just
+    unmounted may still write its last blocks, into the old one."""
+    target.unlink(missing_ok=True)
     subprocess.run(["cp", "--sparse=auto", source, target], check=True)
 
 
