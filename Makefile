@@ -100,6 +100,10 @@ patch-check: $(READY) ## every patch on the released files of its SGLang: applie
 engines-check: $(READY) ## real servers of four releases, three of them without plugins: states equal transformers
 	@$(PY) -m bench.engines $(RELEASES)
 
+.PHONY: bench
+bench: $(READY) ## every measurement, about 20 minutes; results, table and plot go into docs/; KINDS="write verify" does these
+	@$(PY) -m bench.all $(KINDS)
+
 .PHONY: bench-%
 bench-%: $(READY) ## a measurement, bench/NAME.py: make bench-write, make bench-manifest
 	@$(PY) bench/$*.py $(ARGS)

@@ -3,6 +3,7 @@
 simulate.py --seeds 10000          last line: simulate: seeds=10000 violations=0 planted=N caught=N
 simulate.py --replay SEED          tells the story of one seed
 simulate.py --replay SEED --bug N  the same with a planted bug
+simulate.py --rate                 how fast one core is: bench-simulate: hosts= hosts_s=
 """
 
 from __future__ import annotations
@@ -54,14 +55,24 @@ def replay(seed: int, bug: int | None) -> int:
     return 1 if result.violations else 0
 
 
+def rate(chunks: int = 6) -> int:
+    begun = time.monotonic()
+    bad = sum(len(clean(chunk * CHUNK)) for chunk in range(chunks))
+    print(f"bench-simulate: hosts={chunks * CHUNK} hosts_s={chunks * CHUNK / (time.monotonic() - begun):.1f}")
+    return 1 if bad else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10_000)
     parser.add_argument("--replay", type=int)
     parser.add_argument("--bug", type=int)
+    parser.add_argument("--rate", action="store_true")
     args = parser.parse_args()
     if args.replay is not None:
         return replay(args.replay, args.bug)
+    if args.rate:
+        return rate()
     begun = time.monotonic()
     caught = violations = 0
     with ProcessPoolExecutor(os.cpu_count()) as pool:

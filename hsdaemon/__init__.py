@@ -20,6 +20,7 @@ history     what was seen and done, this boot and before
 observe     ask every port once, under deadlines
 act         one function per action: the only code that changes the host
 loop        tick and run
+host        this host's ports wired together; status board, wishes, the report after a crash, metrics
 cli         one file per verb
 demo        the main job on an embedded default, with its own reference
 """

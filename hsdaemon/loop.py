@@ -13,7 +13,7 @@ import structlog
 from hsdaemon.act import act
 from hsdaemon.config import Config
 from hsdaemon.core import model as m
-from hsdaemon.core import reasons, safety
+from hsdaemon.core import reasons, safety, story
 from hsdaemon.core.decide import decide
 from hsdaemon.errors import DiskFull, StoreError
 from hsdaemon.history import History, Tick
@@ -66,14 +66,13 @@ def run(
 ) -> None:
     """Turn until `stop`. `config` is asked each turn, so that a reload counts from the next one. READY after the first
     finished turn; the watchdog is fed by a finished turn and by nothing else."""
-    last: tuple[str, str] | None = None
+    last: Tick | None = None
     while not stop():
         done = tick(ports, config(), history)
         if last is None:
             ports.notifier.ready()
-        if (now := (done.plan.reason, done.plan.sentence)) != last:
-            _tell(done.plan, None if last is None else last[0])
-            last = now
+        _tell(done, last)
+        last = done
         for show in said:
             show(done)
         ports.notifier.watchdog()
@@ -82,20 +81,20 @@ def run(
     ports.notifier.stopping()
 
 
-def _tell(plan: m.Plan, before: str | None) -> None:
-    """The sentence into the journal: loudly when its reason is new, quietly when only its figures are."""
-    reason = reasons.CATALOGUE.get(plan.reason)
-    fields = {
-        "rung": plan.rung,
-        "reason": plan.reason,
-        "message_id": reason.message_id if reason else "",
-        "actions": [type(a).__name__ for a in plan.actions],
-    }
-    if plan.reason == before:
-        log.debug(plan.sentence, **fields)
-    elif reason and reason.severity == "hold":
-        log.warning(plan.sentence, **fields, todo=reason.help)
-    else:
-        log.info(plan.sentence, **fields)
+def _tell(now: Tick, before: Tick | None) -> None:
+    """Into the journal: what came of the last turn, the plan's sentence when its reason is new, and new notes."""
+    plan = now.plan
+    former = (before.plan.reason, before.plan.notes) if before else ("", ())
+    told = list(story.events((before.seen, before.plan) if before else None, now.seen, plan))
+    for event in (event for event in told if event.kind is not story.HELD):
+        log.info(event.sentence, _event=event.kind.code, message_id=event.kind.message_id)
+    reason = reasons.CATALOGUE[plan.reason]
+    if plan.reason != former[0]:
+        say = log.warning if reason.severity == "hold" else log.info
+        actions = " ".join(type(a).__name__ for a in plan.actions)
+        say(plan.sentence, _rung=plan.rung, _reason=plan.reason, _actions=actions, message_id=reason.message_id)
+    for event in (event for event in told if event.kind is story.HELD):
+        log.warning(event.sentence, _event=event.kind.code, _reason=plan.reason, message_id=event.kind.message_id)
     for note in plan.notes:
-        log.debug(note, rung=plan.rung)
+        if note not in former[1]:
+            log.warning(note, _rung=plan.rung)

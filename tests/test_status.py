@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from outputs import config_for, extract, lines, ready
-from scenes import acted, busy, crashes, died, holder, loading, past_of, plan_of, rest
+from scenes import acted, busy, crashes, died, gpus, holder, loading, past_of, plan_of, rest
 from test_cases_manifest import config_file, outcome
 
 from hsdaemon.cli import main, status
@@ -59,10 +59,10 @@ def test_a_running_supervisor_shows_ladder_holder_and_what_a_person_can_do(tmp_p
         put_board(tmp_path, rest(holders=(holder(7, STRANGER),)))
         text = shown()
     assert "looked 0 s ago" in text
-    assert "+ gpus_visible > gpus_ours · engine_patched" in text
+    assert "+gpus_visible >gpus_ours ·engine_patched" in text
     assert f"now {STRANGER} (pid 7, compute) holds GPU 0, 1 and no policy lets us stop it" in text
     assert "to do Stop it yourself, or name it in evict.units" in text
-    assert "GPU 1 fake 0.0 of 93.8 GiB" in text
+    assert "GPU 0-1 fake 0.0 of 93.8 GiB" in text
     assert f"held by {STRANGER} (pid 7, compute) on GPU 0, 1" in text
     assert "proof none yet" in text
 
@@ -75,12 +75,19 @@ def test_the_board_of_a_supervisor_that_is_down_is_shown_with_its_age(tmp_path: 
     assert "proof this start of the engine is proved" in text
 
 
+def test_gpus_that_differ_have_a_line_each(tmp_path: Path, shown: Screen) -> None:
+    first, second = gpus()
+    put_board(tmp_path, rest(gpus=(first, replace(second, used_mib=None, lost=True))))
+    assert "GPU 0 fake 0.0 of 93.8 GiB GPU 1 fake ? of 93.8 GiB, lost" in shown()
+
+
 def test_events_are_told_with_their_age(tmp_path: Path, shown: Screen) -> None:
     late = m.Now(4000.0, time.time() - 130, "boot-1")
     events = (
         budget.Acted(late, m.StartEngine("e0", 30000, "wanted"), 42),
         budget.Ended(late, m.StopUnit("vllm-kimi.service", "v1"), m.Outcome("failed", "no answer")),
         budget.Died(late, m.ENGINE_UNIT, "e1", "signal 11", 42),
+        budget.Ended(late, m.RunProof("e1", "p0"), m.Outcome("done")),
         budget.Reset(late),
     )
     put_board(tmp_path, busy(), events=events)
@@ -92,6 +99,7 @@ def test_events_are_told_with_their_age(tmp_path: Path, shown: Screen) -> None:
         "2 m ago: a person cleared budgets and breakers",
     ):
         assert f"event {words}" in text
+    assert "RunProof" not in text
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ VERBS: dict[str, str] = {
     "patch": "show, apply or revert the capture's lines in SGLang's sources",
     "prepare": "turn chats into a data set with the model's own tokenizer and chat template",
     "demo": "see the main job work and survive, on this machine, without a GPU",
-    "export": "make what a trainer needs beside the samples",
+    "export": "what a trainer needs beside the samples, or the samples compressed",
     "completion": "print the shell completion: hs-extract completion bash",
 }
 

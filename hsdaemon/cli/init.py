@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import pwd
+import shlex
 from pathlib import Path
 
 from hsdaemon.cli.settings import add_config
@@ -62,6 +65,8 @@ tp = {tp}
 budget_mib = 16384
 """
 
+ACCOUNT = "hs-extract"  # as in systemd/hs-extract.sysusers.conf
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
@@ -83,6 +88,11 @@ def run(args: argparse.Namespace) -> int:
         read_model(config.model.path)
         _write(file, text)
     uuid = _mark(config)
+    if stays := _hand_over(config):
+        print(
+            f"init: {stays} belongs to another account than the worker's; give it the tree: chown -R "
+            f"{ACCOUNT}: {shlex.quote(config.output.path)}"
+        )
     print(f"init: config={file} volume={volume_root(config.output)} uuid={uuid}")
     return EXIT_OK
 
@@ -124,8 +134,26 @@ def _mark(config: Config) -> str:
         uuid = init_volume(root)
         folder = manifest_folder(config.output)
         disk.make_folder(folder)
+        disk.make_folder(Path(config.output.path))
         lock.create(folder)
         disk.make_ballast(ballast_path(config), config.output.ballast_mib * MIB)
     except OSError as error:
         raise disk.explain(error, root) from None
     return uuid
+
+
+def _hand_over(config: Config) -> Path | None:
+    """What root has made here goes to the account of engine and worker, where `make install` made one. Gives the first
+    stored folder that is somebody else's: samples that were there before are not touched without being told to."""
+    if os.geteuid() != 0:
+        return None
+    try:
+        account = pwd.getpwnam(ACCOUNT)
+    except KeyError:
+        return None
+    output, folder = Path(config.output.path), manifest_folder(config.output)
+    for path in (output, folder, folder / lock.LOCK_NAME, ballast_path(config)):
+        if path.exists() and path.stat().st_uid == 0:
+            os.chown(path, account.pw_uid, account.pw_gid)
+    others = (path for path in (output, *sorted(output.iterdir())) if path.stat().st_uid != account.pw_uid)
+    return next(others, None)

@@ -88,7 +88,7 @@ class Waiting:
         sentence = reasons.say(reason.code, cause=str(error))
         if sentence != self._said:
             self._said = sentence
-            _log.warning(sentence, todo=reason.help, reason=reason.code, message_id=reason.message_id)
+            _log.warning(f"{sentence}. {reason.help}", _reason=reason.code, message_id=reason.message_id)
         self._notifier.ready()  # the unit is up, and waits
         self._notifier.status(sentence)
         self._notifier.watchdog()

@@ -83,7 +83,7 @@ def _proved(seen: m.Observation) -> bool:
 
 
 def _event(event: budget.Event) -> dict[str, Any]:
-    """An event and its one line for people."""
+    """An event and its one line for people, "" for the good end of an act."""
     return {"kind": type(event).__name__, "wall_s": event.now.wall_s, "text": _text(event), "event": _plain(event)}
 
 
@@ -92,7 +92,11 @@ def _text(event: budget.Event) -> str:
         case budget.Acted(action=action):
             return f"{type(action).__name__} {getattr(action, 'name', '')}".rstrip()
         case budget.Ended(action=action, outcome=outcome):
-            return f"{type(action).__name__}: {outcome.result} {outcome.cause}".rstrip()
+            return (
+                ""
+                if outcome.result == "done"
+                else f"{type(action).__name__}: {outcome.result} {outcome.cause}".rstrip()
+            )
         case budget.Died(unit=unit, cause=cause):
             return f"{unit} ended: {cause}"
         case budget.Reset():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -15,13 +16,13 @@ from hsdaemon.core import model as m
 from hsdaemon.work.progress import span
 
 Line = tuple[str, str]
-GPU_LINES = 16
+HOLDERS = 16
 EVENTS = 5
 MARKS = {"met": "+", "here": ">", "open": "·"}
 
 
 class Event(msgspec.Struct, frozen=True):
-    """What happened, and when by the wall clock."""
+    """What happened, and when by the wall clock. text: "" for what goes without saying."""
 
     wall_s: float
     text: str
@@ -115,14 +116,14 @@ def lines(board: Shown, running: int | None, now_s: float) -> Iterator[Line]:
         yield "supervisor", f"not running; what follows is what it saw {seen} ago"
     else:
         yield "supervisor", f"pid {running or board.pid}, looked {seen} ago"
-    yield "ladder", "  ".join(f"{MARKS[state]} {rung}" for rung, state in board.ladder.items())
+    yield "ladder", " ".join(f"{MARKS[state]}{rung}" for rung, state in board.ladder.items())
     yield "now", board.sentence
     if board.todo:
         yield "to do", board.todo
     yield from (("note", note) for note in board.notes)
     yield from _gpus(board)
     yield "proof", _proof(board)
-    for event in board.events[-EVENTS:]:
+    for event in [event for event in board.events if event.text][-EVENTS:]:
         yield "event", f"{age(now_s - event.wall_s)} ago: {event.text}"
 
 
@@ -130,19 +131,21 @@ def _gpus(board: Shown) -> Iterator[Line]:
     if isinstance(board.gpus, dict):
         yield "GPUs", _unreadable(board.gpus)
         return
-    for gpu in board.gpus[:GPU_LINES]:
-        used = "?" if gpu.used_mib is None else f"{gpu.used_mib / 1024:.1f}"
-        owes = f", owes a {gpu.recovery}" if gpu.recovery not in ("", "none") else ""
-        yield (
-            f"GPU {gpu.index}",
-            f"{gpu.name} {used} of {gpu.total_mib / 1024:.1f} GiB{', lost' if gpu.lost else ''}{owes}",
-        )
+    for text, alike in itertools.groupby(board.gpus, _gpu):
+        indexes = [gpu.index for gpu in alike]
+        yield "GPU " + (f"{indexes[0]}-{indexes[-1]}" if len(indexes) > 1 else str(indexes[0])), text
     if isinstance(board.holders, dict):
         yield "held by", _unreadable(board.holders)
         return
-    for holder in board.holders[:GPU_LINES]:
+    for holder in board.holders[:HOLDERS]:
         whose = " (ours)" if holder.unit in m.OUR_UNITS else ""
         yield "held by", f"{facts.who(holder)} on GPU {facts.shown(board.gpus, holder.gpus)}{whose}"
+
+
+def _gpu(gpu: m.Gpu) -> str:
+    used = "?" if gpu.used_mib is None else f"{gpu.used_mib / 1024:.1f}"
+    owes = f", owes a {gpu.recovery}" if gpu.recovery not in ("", "none") else ""
+    return f"{gpu.name} {used} of {gpu.total_mib / 1024:.1f} GiB{', lost' if gpu.lost else ''}{owes}"
 
 
 def _proof(board: Shown) -> str:

@@ -2,6 +2,8 @@
 
 `setup` is called once, by the root. Rooms log with `structlog.get_logger()`: a short sentence and fields. Under systemd
 each field becomes a journal field of its own (`journalctl SAMPLE=data_12`), and `message_id` marks the kind of event.
+A field whose name begins with an underscore is for programs: the journal has it (`journalctl RUNG=engine_up`), the
+sentence does not.
 """
 
 from __future__ import annotations
@@ -124,7 +126,8 @@ class JournalRenderer:
 def sentence(event: Mapping[str, Any]) -> str:
     """The event and its fields as one text, the traceback below it."""
     hidden = ("event", "level", "message_id", "exception")
-    words = [str(event.get("event", "")), *(f"{k}={v}" for k, v in event.items() if k not in hidden)]
+    shown = (f"{k}={v}" for k, v in event.items() if k not in hidden and not k.startswith("_"))
+    words = [str(event.get("event", "")), *shown]
     text = " ".join(words)
     return f"{text}\n{event['exception']}" if "exception" in event else text
 
@@ -149,5 +152,4 @@ def _field(name: bytes, value: bytes) -> bytes:
 
 
 def _for_people(_logger: WrappedLogger, _name: str, event: EventDict) -> EventDict:
-    event.pop("message_id", None)
-    return event
+    return {k: v for k, v in event.items() if k != "message_id" and not k.startswith("_")}

@@ -123,7 +123,9 @@ class _Proof:
                 self.config.spool.path,
             )
         )
-        self.say(f"{self.config.engine.tp} ranks attest layers {self.wanted.layers}, {self.wanted.norm}-norm")
+        count = self.config.engine.tp
+        who = "the only rank attests" if count == 1 else f"{count} ranks attest"
+        self.say(f"{who} layers {self.wanted.layers}, {self.wanted.norm}-norm")
 
     async def _canaries(self, engine: Endpoint) -> int:
         """The longest sample, and prefixes of it, each sent alone."""
