@@ -64,6 +64,7 @@ class Options:
     interleaved: bool = False
     launch: str = "hs-fake"
     release: str = RELEASE
+    model: str = ""  # revision that engine.json names
     host: str = "127.0.0.1"
     port: int = 0
     context: int = 1 << 20  # longer prompts get 400
@@ -235,6 +236,7 @@ class FakeEngine:
             "fingerprint": "fake",
             "argv": ["fake"],
             "log": "",
+            "model": o.model,
         }
         _replace(Path(o.run) / "engine.json", json.dumps(fields))
 

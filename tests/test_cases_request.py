@@ -9,7 +9,7 @@ from fake_engine import Fault
 from rig import Rig, rows
 
 from hsdaemon import wire
-from hsdaemon.errors import Fatal
+from hsdaemon.errors import EngineError, Fatal
 from hsdaemon.work.worker import RunStopped, Stalled, Worker
 
 
@@ -260,6 +260,22 @@ def test_another_server_on_the_port_is_not_taken_for_ours(tmp_path: Path) -> Non
         worker = job.work()
     assert "belongs to 'hs-fake'" in str(worker.error)
     assert not engine.requests
+
+
+def test_an_engine_that_loaded_another_model_of_the_same_shape_is_refused(tmp_path: Path) -> None:
+    """A configuration for another model, or other weights in its folder, while the old engine still runs."""
+    job = Rig(tmp_path, rows([5] * 20))
+    with job.engine(model="another") as engine:
+        worker = job.work()
+        assert isinstance(worker.error, EngineError)
+        assert "it has loaded model another" in str(worker.error)
+        assert sum(engine.requests.values()) == 0
+        assert job.counts().pending == 20
+        engine.stop()
+        engine.options.model = job.identity.model
+        engine.restart("hs-ours")
+        assert job.work().error is None
+    job.check_files()
 
 
 def test_the_smallest_number_of_new_tokens_is_asked_for(tmp_path: Path) -> None:

@@ -54,14 +54,21 @@ def run(args: argparse.Namespace) -> int:
     _folders(config)
     log = _log(config, launch)
     mark = environment.fingerprint(config, known, cores, model.kind)
-    here = _here(config, known, launch, port, mark, argv, log)
+    here = _here(config, known, launch, port, mark, argv, log, config.model.revision or model.revision)
     endpoint.write(config.paths.run, here)
     print(f"serve: launch={launch} pid={here.pid} port={port} release={known.version} log={log}", flush=True)
     return _become(argv, env, log)
 
 
 def _here(
-    config: Config, known: releases.Release, launch: str, port: int, mark: str, argv: tuple[str, ...], log: Path
+    config: Config,
+    known: releases.Release,
+    launch: str,
+    port: int,
+    mark: str,
+    argv: tuple[str, ...],
+    log: Path,
+    model: str,
 ) -> endpoint.Endpoint:
     """This process, which exec turns into the engine: pid and start time stay."""
     return endpoint.Endpoint(
@@ -76,6 +83,7 @@ def _here(
         fingerprint=mark,
         argv=argv,
         log=str(log),
+        model=model,
     )
 
 

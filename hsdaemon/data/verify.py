@@ -18,7 +18,7 @@ from hsdaemon.machine import disk
 
 _PATH = re.compile(r"rows_[0-9]{1,12}-[0-9]{1,12}/[^/\0]{1,255}")
 MARK = "verify_after"  # the last row that a deep run has read
-MARK_EVERY = 50  # rows
+MARK_S = 5.0  # seconds of reading that an interruption may cost
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -95,14 +95,15 @@ def verify(
     root: Path, manifest: SqliteManifest, seen: Callable[[Stored], None], *, is_deep: bool, pace: Pace | None = None
 ) -> Iterator[Finding]:
     """All done rows. A deep run goes on where the last one was stopped and keeps its place as it goes."""
-    after = manifest.mark(MARK) - 1 if is_deep else -1
-    for n, stored in enumerate(every_stored(manifest, after), 1):
+    after, kept = manifest.mark(MARK) - 1 if is_deep else -1, time.monotonic()
+    for stored in every_stored(manifest, after):
         finding = deep(root, stored, pace) if is_deep else quick(root, stored)
         if finding is not None:
             yield finding
         seen(stored)
-        if is_deep and n % MARK_EVERY == 0:
+        if is_deep and time.monotonic() - kept >= MARK_S:
             manifest.mark(MARK, stored.row + 1)
+            kept = time.monotonic()
     if is_deep:
         manifest.mark(MARK, 0)
 

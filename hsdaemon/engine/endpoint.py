@@ -13,7 +13,8 @@ NAME = "engine.json"
 
 
 class Endpoint(Struct, frozen=True, forbid_unknown_fields=True):
-    """One start of the engine. `start_ticks`: field 22 of /proc/pid/stat; `fingerprint`: of all that shapes it."""
+    """One start of the engine. `start_ticks`: field 22 of /proc/pid/stat; `fingerprint`: of all that shapes it;
+    `model`: revision of its checkpoint as it was before the load, "" = not known."""
 
     launch: str
     pid: int
@@ -26,6 +27,7 @@ class Endpoint(Struct, frozen=True, forbid_unknown_fields=True):
     fingerprint: str
     argv: tuple[str, ...]
     log: str
+    model: str = ""
 
     @property
     def url(self) -> str:

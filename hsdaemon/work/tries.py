@@ -12,13 +12,13 @@ from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
 from hsdaemon import wire
 from hsdaemon.config import Config
-from hsdaemon.data.manifest import Claim, Done
+from hsdaemon.data.manifest import Claim, Done, Manifest
 from hsdaemon.data.publish import Published, Rejected
 from hsdaemon.data.sample import Sample
 from hsdaemon.data.spool import Broken, Dump, Spool
 from hsdaemon.engine.endpoint import Endpoint
 from hsdaemon.engine.releases import release
-from hsdaemon.errors import Transient
+from hsdaemon.errors import EngineError, Transient
 from hsdaemon.machine.disk import BadVolume
 from hsdaemon.work import checks, client
 from hsdaemon.work.decide import Failure, Kind
@@ -44,7 +44,7 @@ class Tries:
     pause: Pause
     live: set[wire.RequestId]
     sent: set[int]
-    release: str  # of the engine, as pinned; "" = not yet
+    pinned: str = ""  # the engine's start that was found to be of this output's model and release
 
     async def run(self, claim: Claim, sample: Sample) -> Done | Failure:
         """The row is done and recorded, or why not. Raises LeaseLost, and what is fatal about the volume."""
@@ -90,11 +90,10 @@ class Tries:
         raise AssertionError  # without a stop rule it goes on until it returns
 
     async def _pin(self, found: Endpoint) -> None:
-        """One output, one release of the engine. Raises IdentityMismatch."""
-        if found.release != self.release:
-            manifest = self.desk.manifest
-            await self.desk.do(lambda: manifest.pin(dataclasses.replace(manifest.identity(), release=found.release)))
-            self.release = found.release
+        """One output, one model and one release of the engine. Raises EngineError, IdentityMismatch."""
+        if found.launch != self.pinned:
+            await self.desk.do(_pin, self.desk.manifest, found)
+            self.pinned = found.launch
 
     async def _ask(self, found: Endpoint, rid: wire.RequestId, sample: Sample) -> Failure | None:
         url = found.url + release(found.release).generate_path
@@ -142,6 +141,16 @@ class Tries:
                 if error.errno == errno.EIO:  # data were lost: a person must look
                     raise
                 self.pause.close(error)
+
+
+def _pin(manifest: Manifest, found: Endpoint) -> None:
+    identity = manifest.identity()
+    if found.model not in ("", identity.model):
+        raise EngineError(
+            f"cannot use engine {found.launch}: it has loaded model {found.model}, this output is of {identity.model}; "
+            "stop it and start it with hs-extract serve and this configuration"
+        )
+    manifest.pin(dataclasses.replace(identity, release=found.release))
 
 
 def _of_rejection(rejected: Rejected) -> Failure:

@@ -139,7 +139,7 @@ class Worker:
             self._finder = Finder(self.parts.config.paths.run, http, self._attested)
             self._tries = Tries(
                 self.parts.config, self.parts.wanted, http, self._finder, self.parts.spool, self._writers, self._desk,
-                self.pause, self._live, self._sent, self.parts.identity.release,
+                self.pause, self._live, self._sent,
             )  # fmt: skip
             side = [asyncio.create_task(self._guard(job)) for job in (self._watch, self._keep_spool, self._poll_space)]
             try:
@@ -187,7 +187,7 @@ class Worker:
             await self._wait(self._changed, IDLE_S)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled():  # a cancelled row keeps its lease until `_finish` gives it back
+        if not task.cancelled() and self.error is None:  # what was cut short keeps its lease until `_finish`
             self._rows.pop(task, None)
         self._changed.set()
 
