@@ -29,6 +29,7 @@ from hsdaemon.wire import parse_json
 
 MOST_BYTES = 1 << 20  # then the events are replaced by the past they fold to
 TICK_BYTES = 8 << 20  # then the older half is dropped
+EVENT_BYTES = 64 << 10  # more than the newest twenty events
 TICK_EVERY_S = 60.0  # an unchanged plan is written this seldom
 log = structlog.get_logger()
 
@@ -197,7 +198,11 @@ class History:
     def events(self, most: int = 20) -> list[budget.Event]:
         """The newest events, oldest first."""
         found: list[budget.Event] = []
-        for raw in disk.read_lines(self._events)[-most:]:
+        try:
+            newest = disk.read_lines(self._events, EVENT_BYTES)[-most:]
+        except HsError:
+            return []  # people miss some lines; the work goes on
+        for raw in newest:
             try:
                 noun = parse(raw)
             except ValueError:

@@ -276,3 +276,32 @@ def test_a_state_folder_without_a_parent_is_one_clear_line(job: Config, capsys: 
 
 def test_notify_without_systemd_is_heard_by_nobody() -> None:
     assert not Notify({}).heard
+
+
+def test_a_kept_tick_is_decided_again(job: Config, capsys: pytest.CaptureFixture[str]) -> None:
+    unmarked(job)
+    with supervisor():
+        waits(job)
+    ticks = Path(job.paths.state) / "ticks.jsonl"
+    assert main(["plan", "--from", str(ticks)]) == 0
+    assert "does not carry our marker" in capsys.readouterr().out
+    assert main(["plan", "--from", str(ticks), "--tick", "99"]) == 65
+    assert main(["plan", "--from", str(Path(job.data.path))]) == 65
+    assert main(["plan", "--from", str(ticks) + ".none"]) == 65
+    assert capsys.readouterr().err.count("cannot read a tick") == 3
+
+
+def test_a_history_that_cannot_be_read_costs_people_lines_and_nothing_else(
+    job: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hsdaemon.errors import StoreError
+    from hsdaemon.history import History
+    from hsdaemon.machine import disk
+
+    record = History(Path(job.paths.state))
+
+    def broken(*_: object) -> list[bytes]:
+        raise StoreError("cannot read: Input/output error; check the volume")
+
+    monkeypatch.setattr(disk, "read_lines", broken)
+    assert record.events() == []

@@ -12,6 +12,7 @@ paths.log. Stop it with SIGTERM to this one process.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import secrets
 import shlex
@@ -24,7 +25,7 @@ from hsdaemon.cli.settings import add_config, load
 from hsdaemon.config import Config
 from hsdaemon.engine import argline, endpoint, environment, inplace, ports, releases, weights
 from hsdaemon.engine.probe import ordered_port
-from hsdaemon.errors import EngineError
+from hsdaemon.errors import EngineError, HsError
 from hsdaemon.machine.checkpoint import physical_layers, read_model
 
 KEEP_LOGS = 20
@@ -38,6 +39,22 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = load(args)
+    try:
+        return _serve(args, config)
+    except HsError as error:
+        if not args.dry_run:
+            _leave_word(config, error)
+        raise
+
+
+def _leave_word(config: Config, error: HsError) -> None:
+    """As this start's log, so that whoever reads the last lines of the newest one learns why there was no start."""
+    with contextlib.suppress(OSError):
+        Path(config.paths.log).mkdir(mode=0o755, parents=True, exist_ok=True)
+        _log(config, f"hs-{secrets.token_hex(8)}").write_text(f"hs-extract serve: {error}\n", encoding="utf-8")
+
+
+def _serve(args: argparse.Namespace, config: Config) -> int:
     known = releases.release(releases.installed())
     releases.check(config, known, args.config)
     model = read_model(config.model.path)

@@ -22,7 +22,7 @@ from hsdaemon.machine.ports import Units
 
 POLL_S = 0.2
 SUPERVISOR_S = 30.0
-PROOF_S = 30.0
+PROOF_S = 30.0  # of proof and scan: TimeoutStopSec of their units and some
 ENGINE_S = 200.0  # TimeoutStopSec of its unit and some
 EXITS = {75: "something did not stop in time; the line says what and why"}
 
@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
     units = build.units(config, str(Path(args.config).resolve()), foreground)
     _supervisor(config.paths.run, units, foreground)
     for name, patience in (
-        (m.PROOF_UNIT, 30.0),
-        (m.SCAN_UNIT, 60.0),
+        (m.PROOF_UNIT, PROOF_S),
+        (m.SCAN_UNIT, PROOF_S),
         (m.WORKER_UNIT, config.worker.drain_s + 60),
         (m.ENGINE_UNIT, ENGINE_S),
     ):

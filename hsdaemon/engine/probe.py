@@ -129,7 +129,7 @@ class Look:
             health="refused" if end is None or not unit.up else self._health(end),
             log_bytes=_size(end.log) if end else 0,
             cpu_s=_cpu_s(unit.pids),
-            last_lines=_tail(end.log) if end and down else (),
+            last_lines=_last_words(config.paths.log) if down else (),
             busy_ports=_busy(config) if down else (),
             stale=tuple(leftovers.find(_caches(config))) if down else (),
         )
@@ -217,6 +217,12 @@ def _size(path: str) -> int:
         return os.stat(path).st_size
     except OSError:
         return 0
+
+
+def _last_words(folder: str) -> tuple[str, ...]:
+    """Of the newest log: the last start's, also where it ended before there was an engine."""
+    logs = sorted(Path(folder).glob("engine-hs-*.log"), key=lambda path: path.stat().st_mtime_ns)
+    return _tail(str(logs[-1])) if logs else ()
 
 
 def _tail(path: str) -> tuple[str, ...]:
