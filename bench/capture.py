@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import shutil
 import statistics
 import sys
 import time
@@ -138,6 +139,7 @@ def served(made: stage.Stage) -> Iterator[endpoint.Endpoint]:
         yield ready(actor, made)
     finally:
         actor.stop()
+        shutil.rmtree(made.spool, ignore_errors=True)
 
 
 def ready(actor: Actor, made: stage.Stage) -> endpoint.Endpoint:
