@@ -16,9 +16,9 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 WHAT = {
     "write": "publication of samples of 126 MB, against `dd` with O_DIRECT and `torch.load` + `torch.save`",
     "manifest": "a manifest of so many samples: `status`, restart to first request, peak memory, commits",
-    "capture": "the CPU engine with the capture on against off, on one server, paired",
+    "capture": "the CPU engine with the capture on against off, on one server, paired; tiny Kimi-K2.5, SmolLM2-135M",
     "verify": "`verify --deep` without its bound, against the faster of two `dd`",
-    "compress": "byte split + zstd of stored states, one core",
+    "compress": "byte split + zstd of stored states (SmolLM2-135M, English), one core",
     "simulate": "simulated hosts, one core",
     "idle": "the supervisor at rest, a real systemd with eight scripted GPUs",
 }
