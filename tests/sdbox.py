@@ -209,13 +209,28 @@ class Box:
             subprocess.run(["mount", "-o", "loop,discard", self.dir / "disk.img", self.dir / "fs"], check=True)
 
     def _umount_disk(self) -> None:
-        end = time.monotonic() + 5
+        """Until nobody holds the file system: another box that was just booting has a copy of our mounts for a moment,
+        and a disk that was cut off and is mounted again meanwhile stays cut off."""
+        end = time.monotonic() + 20
         while self.disk and os.path.ismount(self.dir / "fs"):
             if subprocess.run(["umount", self.dir / "fs"], capture_output=True).returncode == 0:
-                return
+                break
             if time.monotonic() > end:
                 raise BoxError("the disk stays busy")
             time.sleep(0.02)
+        while self.disk and self._attached():
+            if time.monotonic() > end:
+                raise BoxError("the disk is held by another mount namespace")
+            time.sleep(0.02)
+
+    def _attached(self) -> bool:
+        """Whether a loop device has the disk."""
+        image = f"{self.dir / 'disk.img'}\n"
+        for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+            with contextlib.suppress(OSError):
+                if backing.read_text() == image:
+                    return True
+        return False
 
     # ---- up and down -----------------------------------------------------------------------------------------------
     def boot(self, timeout: float = 30) -> Box:

@@ -160,7 +160,7 @@ def _stop(config: Config, seen: m.Observation, past: Past, unit: m.Unit, how: st
         keep.append(m.LeaseUnit(unit.name, unit.file_state, unit.up))
     if how == "disable" and unit.file_state.startswith("enabled"):
         keep.append(m.DisableUnit(unit.name))
-    return plan("gpus_ours", "evicting", *keep, stop, who=unit.name, gpus=gpus, look_s=1.0)
+    return plan("gpus_ours", "evicting", *keep, stop, who=unit.name, gpus=gpus, look_s=0.5)
 
 
 def _kill_rest(config: Config, seen: m.Observation, past: Past, unit: m.Unit) -> m.Plan:

@@ -209,8 +209,9 @@ class Adoption:
         """Give files the names under which their trainer finds them, never over others; durable, and their bytes too:
         they may have been copied here a moment ago."""
         moved = [(old, new) for old, new in moves if old != new]
+        for folder in {new.parent for _, new in moved}:
+            disk.make_folder(folder)
         for old, new in moved:
-            disk.make_folder(new.parent)
             os.link(old, new, follow_symlinks=False)
         disk.sync_volume(self.root)  # a crash here leaves both names of a file: the next walk goes on
         for old, _ in moved:
