@@ -104,7 +104,9 @@ def output_facts(config: Config) -> dict[str, Any]:
             return {"manifest": "none", "worker": worker}
         with contextlib.closing(open_reader(manifest_path(config.output))) as manifest:
             return {"manifest": "ok", "worker": worker, **_work(config, manifest)}
-    except (HsError, OSError) as error:
+    except OSError as error:
+        return {"manifest": f"cannot read {config.output.path}: {error.strerror}; see to its mode and its disk"}
+    except HsError as error:
         return {"manifest": str(error)}
 
 
