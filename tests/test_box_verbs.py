@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hosts import CONFIG, ROOT, VLLM, prepare
+from hosts import CONFIG, ROOT, VLLM, VLLM_UNIT, prepare
 from sdbox import Box, until
 
 from hsdaemon.core.model import ENGINE_UNIT, SUPERVISOR_UNIT
@@ -98,3 +98,78 @@ def test_gp_01_plan_of_a_person_says_what_the_supervisor_would_do_next(host: Box
     code, said = say(host, nvml, "assess")
     assert "held by vllm-kimi-k25-int4.service" in said
     assert host.show(VLLM, "ActiveState") == "active"
+
+
+def test_en_11_a_start_that_refuses_is_quoted_word_for_word(host: Box) -> None:
+    host.sh(f"rm /etc/systemd/system/{ENGINE_UNIT}.d/stand-in.conf; echo cut > /opt/job/model/model.safetensors")
+    host.put(f"/etc/systemd/system/{ENGINE_UNIT}.d/path.conf", f"[Service]\nEnvironment=PYTHONPATH={ROOT}\n")
+    host.exec("systemctl", "daemon-reload")
+    host.exec("systemctl", "start", SUPERVISOR_UNIT)
+    until(lambda: "model.safetensors" in status(host) and "cut short" in status(host), 40)
+    assert "the engine ended (exit-code 69: hs-extract serve: cannot start the engine" in status(host)
+
+
+def test_what_cannot_be_recorded_on_a_full_state_folder_is_not_done_until_there_is_room(host: Box) -> None:
+    host.sh(
+        "mount -t tmpfs -o size=64k none /var/lib/hs-extract; "
+        "dd if=/dev/zero of=/var/lib/hs-extract/other bs=4k 2>/dev/null || true"
+    )
+    host.exec("systemctl", "start", SUPERVISOR_UNIT)
+    until(lambda: "cannot be recorded first" in status(host), 30)
+    time.sleep(2)
+    assert host.show(ENGINE_UNIT, "ActiveState") == "inactive"
+    host.exec("rm", "/var/lib/hs-extract/other")
+    until(lambda: host.show(ENGINE_UNIT, "ActiveState") == "active", 30)
+    assert host.show(SUPERVISOR_UNIT, "NRestarts") == "0"
+
+
+def test_sy_09_a_supervisor_whose_turn_does_not_end_is_restarted_and_adopts(host: Box) -> None:
+    host.put(f"/etc/systemd/system/{SUPERVISOR_UNIT}.d/dog.conf", "[Service]\nWatchdogSec=4\nTimeoutAbortSec=1\n")
+    host.exec("systemctl", "daemon-reload")
+    host.exec("systemctl", "start", SUPERVISOR_UNIT)
+    until(lambda: host.show(ENGINE_UNIT, "ActiveState") == "active", 30)
+    engine, frozen = host.show(ENGINE_UNIT, "MainPID"), host.show(SUPERVISOR_UNIT, "MainPID")
+    time.sleep(6)
+    assert host.show(SUPERVISOR_UNIT, "MainPID") == frozen, "finished turns feed it"
+    host.exec("kill", "-STOP", frozen)
+    until(lambda: host.show(SUPERVISOR_UNIT, "MainPID") not in (frozen, "0"), 30)
+    until(lambda: f"engine (pid {engine})" in host.journal("-u", SUPERVISOR_UNIT, "-b", "-o", "cat"), 30)
+    assert host.show(ENGINE_UNIT, "MainPID") == engine
+
+
+def test_a_second_supervisor_waits_and_a_dead_lock_holds_nobody_up(host: Box, nvml: Path) -> None:
+    host.exec("systemctl", "start", SUPERVISOR_UNIT)
+    until(lambda: host.show(ENGINE_UNIT, "ActiveState") == "active", 30)
+    first = host.show(SUPERVISOR_UNIT, "MainPID")
+    code, said = say(host, nvml, "run", "--foreground")
+    assert code == 75
+    assert f"pid {first} is one already" in said
+    host.exec("systemctl", "stop", SUPERVISOR_UNIT)
+    host.put("/run/hs-extract/supervisor.lock", "1")
+    assert say(host, nvml, "reload")[0] == 75, "a number in a file that nobody locks is nobody"
+    host.exec("systemctl", "start", SUPERVISOR_UNIT)
+    until(lambda: host.show(SUPERVISOR_UNIT, "ActiveState") == "active", 20)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [("vllm@.service", "vllm@kimi.service"), ("vllm-a\\x20b.service", "vllm-a\\x20b.service")],
+    ids=["an instance", "an escaped space"],
+)
+def test_ev_12_units_of_odd_names_are_kept_down_and_given_back_alike(
+    host: Box, nvml: Path, file: str, name: str
+) -> None:
+    tree = "cd /etc/systemd/system; find . -printf '%p %l\\n' | sort"
+    host.put(f"/etc/systemd/system/{file}", VLLM_UNIT)
+    host.exec("systemctl", "daemon-reload")
+    host.exec("systemctl", "enable", "--now", name)
+    before = host.sh(tree)
+    until(lambda: "proc" in host.sh("cat /run/fake-nvml.state"))
+    host.exec("systemctl", "start", SUPERVISOR_UNIT)
+    until(lambda: host.show(ENGINE_UNIT, "ActiveState") == "active", 30)
+    host.exec("systemctl", "start", name)
+    assert host.show(name, "ActiveState") == "inactive"
+    assert say(host, nvml, "stop")[0] == 0
+    assert say(host, nvml, "release")[0] == 0
+    until(lambda: host.show(name, "ActiveState") == "active", 10)
+    assert host.sh(tree) == before
