@@ -7,10 +7,13 @@ may give a value or raise what the target names; anything else is a fault, as is
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import io
 import json
 import re
 import shutil
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +26,7 @@ import outputs
 import pyarrow as pa
 import pyarrow.parquet as pq
 import scenes
+import xxhash
 from hypothesis import strategies as st
 from samples import EPOCH, dump_of, publisher_of, run_of, sample_of, states_of
 
@@ -31,6 +35,7 @@ from hsdaemon.config import Config, Data, parse
 from hsdaemon.core import budget
 from hsdaemon.core import model as m
 from hsdaemon.core.decide import decide
+from hsdaemon.data import compress
 from hsdaemon.data.backup import manifest_path
 from hsdaemon.data.dataset import open_dataset
 from hsdaemon.data.formats import FORMATS, check_content, open_sample, read_stamp
@@ -43,7 +48,7 @@ from hsdaemon.data.spool import Spool
 from hsdaemon.data.sqlite import open_reader
 from hsdaemon.data.volume import MARKER, read_marker
 from hsdaemon.engine import diff, endpoint, probe, swap, weights
-from hsdaemon.errors import ConfigError, DataError, EngineError, HsError, StoreError
+from hsdaemon.errors import ConfigError, DataError, DiskFull, EngineError, HsError, StoreError
 from hsdaemon.history import History, Tick, line, read_tick
 from hsdaemon.host.board import Board, facts
 from hsdaemon.host.screen import understood
@@ -57,6 +62,16 @@ from hsdaemon.work.decide import Failure
 from hsdaemon.work.probe import WorkerProbe
 
 Reader = Callable[[bytes, Path], object]
+
+
+@cache
+def scratch() -> Path:
+    """A folder in memory until this process ends, for making seeds."""
+    folder = Path(tempfile.mkdtemp(prefix="hs-fuzz-", dir="/dev/shm"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 ROOT = Path(__file__).resolve().parents[1]
 _VALUE = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?|true|false|null')
 # What has hurt a reader somewhere before.
@@ -239,7 +254,7 @@ def _rid() -> wire.RequestId:
 
 def _dump() -> list[bytes]:
     seeds = []
-    folder = Path("/dev/shm") / "hs-fuzz-seed"
+    folder = scratch() / "seed"
     folder.mkdir(exist_ok=True)
     for fmt in FORMATS:
         run = run_of(fmt, hidden=8)
@@ -318,7 +333,7 @@ def _read_reply(data: bytes, folder: Path) -> None:
 
 def _stored() -> list[bytes]:
     seeds = []
-    root = Path("/dev/shm") / "hs-fuzz-stored"
+    root = scratch() / "stored"
     for fmt in FORMATS:
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir()
@@ -345,11 +360,30 @@ def _read_stored(data: bytes, folder: Path) -> None:
     check_content(path)
 
 
+def _packed() -> list[bytes]:
+    payload = states_of(9, 8).tobytes() + b"end"
+    head = compress.Header(len(payload), 2, xxhash.xxh3_128_hexdigest(payload))
+    return [b"".join(compress.pack(io.BytesIO(payload), head))]
+
+
+@target("compressed files", _packed, DataError, DiskFull)
+def _read_packed(data: bytes, folder: Path) -> None:
+    """A restored file is the one that was packed, or there is none."""
+    path = folder / "rows_0-2000" / "data_0.ckpt.hsz"
+    path.parent.mkdir()
+    path.write_bytes(data)
+    payload = states_of(9, 8).tobytes() + b"end"
+    try:
+        compress.restore_all(folder, folder / "out")
+    finally:
+        for made in (folder / "out").rglob("*.ckpt"):
+            assert made.read_bytes() == payload
+
+
 @cache
 def _output() -> tuple[Path, bytes]:
     """A finished output of four rows and its manifest."""
-    folder = Path("/dev/shm") / "hs-fuzz-output"
-    shutil.rmtree(folder, ignore_errors=True)
+    folder = scratch() / "output"
     folder.mkdir()
     config = outputs.config_for(folder, outputs.lines(4))
     opened = outputs.ready(config)

@@ -23,6 +23,7 @@ import numpy as np
 import xxhash
 
 from hsdaemon.data.manifest import Stored
+from hsdaemon.data.verify import location
 from hsdaemon.errors import ConfigError, DataError, StoreError
 from hsdaemon.machine import disk
 
@@ -155,7 +156,11 @@ def compress_rows(rows: Iterable[Stored], root: Path, target: Path, dtype: str) 
     interrupted. Raises DataError for a stored file that is not what the manifest says, StoreError, DiskFull."""
     able, tally = _able(target), Tally()
     for stored in rows:
-        source = root / stored.path
+        source = location(root, stored.path)
+        if source is None:
+            raise DataError(
+                f"cannot compress row {stored.row}: its path leads out of the output; run hs-extract verify"
+            )
         goal = target / f"{stored.path}{SUFFIX}"
         header = Header(stored.size, ITEMS[dtype], stored.digest.hex())
         if goal.exists() and read_header(goal) == header:
