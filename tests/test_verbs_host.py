@@ -305,3 +305,27 @@ def test_a_history_that_cannot_be_read_costs_people_lines_and_nothing_else(
 
     monkeypatch.setattr(disk, "read_lines", broken)
     assert record.events() == []
+
+
+def test_whoever_looks_at_the_lock_keeps_no_supervisor_from_it(job: Config) -> None:
+    import threading
+
+    with solo.only_one(job.paths.run):
+        pass
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.is_set():
+            solo.holder(job.paths.run)
+
+    watchers = [threading.Thread(target=look) for _ in range(2)]
+    for watcher in watchers:
+        watcher.start()
+    try:
+        for _ in range(20):
+            with solo.only_one(job.paths.run):
+                assert solo.holder(job.paths.run) == os.getpid()
+    finally:
+        over.set()
+        for watcher in watchers:
+            watcher.join()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hsdaemon.errors import Fatal, StoreError, Transient
 from hsdaemon.machine import disk
 
 NAME = "supervisor.lock"
+LOOKED_AT_S = 0.4
 
 
 @contextlib.contextmanager
@@ -61,10 +63,21 @@ def tell(run: str, number: int) -> int | None:
 
 
 def _take(fd: int) -> None:
+    """Whoever looks at the lock has it for an instant: only one who keeps it is a supervisor."""
+    end = time.monotonic() + LOOKED_AT_S
+    while not _taken(fd):
+        if time.monotonic() < end:
+            time.sleep(LOOKED_AT_S / 20)
+            continue
+        pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
+        raise Transient(f"cannot start the supervisor: pid {pid or '?'} is one already; stop it first")
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, str(os.getpid()).encode(), 0)
+
+
+def _taken(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
-        raise Transient(f"cannot start the supervisor: pid {pid or '?'} is one already; stop it first") from None
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, str(os.getpid()).encode(), 0)
+        return False
+    return True

@@ -15,7 +15,7 @@ from typing import Any
 
 from hsdaemon.core.model import Claim, Gpu, HolderKind, Unreadable, Xid
 from hsdaemon.machine.child import Child, NoAnswer
-from hsdaemon.machine.kmsg import KernelLog
+from hsdaemon.machine.kmsg import KEPT, KernelLog
 
 RECOVERY_FIELD = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, drivers from 565 on
 RECOVERY = {0: "none", 1: "reset", 2: "reboot", 3: "drain", 4: "drain", 6: "reset", 7: "reboot"}
@@ -138,7 +138,7 @@ class Nvml:
             return unreadable(answer)
         reply = self._named(answer)
         now = time.monotonic()
-        self._events += [Xid(uuid, code, now) for uuid, code in reply.events]
+        self._events = [*self._events, *(Xid(uuid, code, now) for uuid, code in reply.events)][-KEPT:]
         self._last, self._last_at = reply, now
         return parse(reply)
 
