@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import shutil
+import signal
 import statistics
 import sys
 import time
@@ -54,6 +55,7 @@ def main() -> int:
     parser.add_argument("--model", choices=["tiny", "smollm2"], default="tiny")
     parser.add_argument("--folder", type=Path, default=Path("build/bench-capture"))
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server is stopped too
     kind = structs.replace(KIND, model=args.model, rows=args.prompts, lengths=LENGTHS)
     made = stage.build(kind, args.folder.resolve(), seed=0)
     with served(made) as engine:
