@@ -30,7 +30,7 @@ BENCHES: dict[str, tuple[str, ...]] = {
     "manifest-100000": ("bench/manifest.py", "--samples", "100000"),
     "manifest-1000000": ("bench/manifest.py", "--samples", "1000000"),
     "capture": ("bench/capture.py",),
-    "capture-smollm2": ("bench/capture.py", "--model", "smollm2", "--prompts", "4", "--pairs", "4"),
+    "capture-smollm2": ("bench/capture.py", "--model", "smollm2", "--prompts", "2", "--pairs", "6"),
     "verify": ("bench/verify.py",),
     "compress": ("bench/compress.py", "--model", "smollm2"),
     "simulate": ("bench/simulate.py", "--rate"),

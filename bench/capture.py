@@ -50,8 +50,8 @@ class Round:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=8)
-    parser.add_argument("--prompts", type=int, default=24, help="of a round")
+    parser.add_argument("--pairs", type=int, default=24)
+    parser.add_argument("--prompts", type=int, default=8, help="of a round")
     parser.add_argument("--model", choices=["tiny", "smollm2"], default="tiny")
     parser.add_argument("--folder", type=Path, default=Path("build/bench-capture"))
     args = parser.parse_args()
