@@ -69,6 +69,21 @@ def test_ds_01_a_set_that_was_rewritten_between_two_starts_needs_no_third_one(tm
     job.check_files()
 
 
+def test_a_manifest_that_is_moved_away_in_mid_run_ends_it_and_the_next_start_has_every_row(tmp_path: Path) -> None:
+    """What is committed to a file without a name is lost: nobody may hear that it is done."""
+    job = Rig(tmp_path, rows([20] * 120))
+    with job.engine(latency_s=0.2) as engine:
+        process = job.start()
+        until(lambda: sum(engine.requests.values()) > 40)
+        (tmp_path / "out").rename(tmp_path / "elsewhere")
+        code, _, err = finish(process)
+        assert (code, "moved, removed or replaced" in err) == (75, True), err
+        assert "Traceback" not in err
+        code, _, err = job.extract()
+    assert code == 0, err
+    job.check_files()
+
+
 def test_told_to_stop_it_finishes_what_is_in_flight_and_nothing_else(tmp_path: Path) -> None:
     job = Rig(tmp_path, rows([10] * 200))
     with job.engine(latency_s=0.3) as engine:
@@ -107,6 +122,7 @@ def test_the_second_sigterm_stops_at_once(tmp_path: Path) -> None:
         time.sleep(0.5)
         process.send_signal(signal.SIGTERM)
         code, _, err = finish(process)
+        assert os.listdir(tmp_path / "spool") == [], "and the capture writes nothing more for it"
     assert code == 75, err
     assert job.counts().pending == 8
 

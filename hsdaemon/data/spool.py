@@ -132,7 +132,13 @@ class Spool:
         return cls(root, epoch, config_bytes, announced)
 
     def close(self) -> None:
-        """Another worker may have the folder."""
+        """Let the capture write nothing more for us, remove what it wrote, leave the folder to another worker. A crash
+        in between leaves orphans, which the next start sweeps."""
+        path = self.root / wire.EPOCH_FILE
+        with contextlib.suppress(OSError):
+            if path.stat().st_ino == os.fstat(self._announced.fileno()).st_ino:
+                path.unlink()
+                sweep(self.root, "")
         self._announced.close()
 
     def keep(self) -> None:

@@ -20,7 +20,7 @@ from hsdaemon.data.lock import boot_id
 from hsdaemon.data.manifest import Claim, Counts, Done, Fault, Known, LeaseLost, Rate, State, Stored
 from hsdaemon.data.passes import NO_FILE, Passes
 from hsdaemon.data.sample import default_name
-from hsdaemon.errors import DiskFull, StoreError
+from hsdaemon.errors import DiskFull, StoreError, Transient
 
 MANIFEST_NAME = "manifest.db"
 ADOPTING = "adopting"  # mark: samples of a tree without a manifest are being adopted; 0 when that is finished
@@ -42,6 +42,7 @@ class SqliteManifest(Passes):
         self._clock = clock
         self.relief: Callable[[], bool] = lambda: False  # makes room on a full disk, once; False: there is none left
         self._boot = boot_id()
+        self._file = _inode(path)
 
     # -- identity
 
@@ -108,6 +109,11 @@ class SqliteManifest(Passes):
             self._commit(done)
 
     def _commit(self, done: Sequence[Done]) -> None:
+        if _inode(self.path) != self._file and self.path.parent.is_dir():
+            raise Transient(
+                f"cannot record rows in {self.path}: the file was moved, removed or replaced while it was open; put it "
+                "back, or start again: the last copy is restored and the files are adopted"
+            )
         lost, tokens = [], 0
         with self.write():
             for d in done:
@@ -421,6 +427,15 @@ def _reader(path: Path, flags: int) -> SqliteManifest:
         connection.close()
         raise
     return SqliteManifest(path, connection)
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    """Which file has this name; it is not opened. None when there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _log_of(path: Path) -> int:

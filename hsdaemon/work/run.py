@@ -159,8 +159,11 @@ async def _tell(worker: Worker, store: Store, epoch: str, notify: Notify, report
 
 def _back_up(store: Store) -> None:
     """With a connection of its own: the worker's belongs to its thread."""
-    with contextlib.closing(open_reader(store.manifest.path)) as manifest:
-        store.backups.tick(manifest, time.monotonic())
+    try:
+        with contextlib.closing(open_reader(store.manifest.path)) as manifest:
+            store.backups.tick(manifest, time.monotonic())
+    except HsError as error:  # the work needs no copy
+        _log.warning("no backup of the manifest", reason=str(error))
 
 
 def describe(worker: Worker, store: Store, epoch: str) -> Report:
