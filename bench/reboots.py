@@ -54,12 +54,11 @@ budget_mib = 64
 device = "cpu"
 [worker]
 concurrency = 16
-[supervisor]
-tick_s = 1
 """
+QUICK = "[supervisor]\ntick_s = 1\n"
 ENGINE = {
     "spool": "/dev/shm/hs-extract", "run": "/run/hs-extract", "hidden": HIDDEN, "layers": AUX, "num_layers": LAYERS,
-    "dtype": "float32", "port": 30000, "tokens_s": TOKENS_S,
+    "dtype": "float32", "port": 30000,
 }  # fmt: skip
 # Every file that the manifest calls done, as a person could tell it from another one: row, path, size, inode, time.
 DONE = f"""
@@ -88,9 +87,9 @@ class Campaign:
         self.changed: set[int] = set()
         self.claims = self.back = 0
 
-    def install(self) -> None:
+    def install(self, more: str = QUICK) -> None:
         self.box.sh(f"make -s -C {ROOT} ENGINE_VENV={ROOT}/.venv install")
-        self.box.put("/etc/hs-extract.toml", CONFIG)
+        self.box.put("/etc/hs-extract.toml", CONFIG + more)
         for unit in ("hs-extract.service", ENGINE_UNIT, PROOF_UNIT, SCAN_UNIT, WORKER_UNIT):
             text = f"[Service]\nEnvironment=PYTHONPATH={ROOT} PYTHONDONTWRITEBYTECODE=1\n"
             if unit == ENGINE_UNIT:
@@ -165,8 +164,8 @@ class Campaign:
         return same_ids and np.array_equal(aux, want[:, :-1]) and np.array_equal(kept.final, want[:, -1])
 
 
-def make(folder: Path, count: int, seed: int) -> list[list[int]]:
-    """The job's files below `folder`; gives the rows' ids."""
+def make(folder: Path, count: int, seed: int, tokens_s: float = TOKENS_S) -> list[list[int]]:
+    """The job's files below `folder`; gives the rows' ids. tokens_s: of the stand-in engine."""
     draw = np.random.default_rng(seed)
     rows: list[list[int]] = [draw.integers(0, VOCAB, draw.integers(4, 13)).tolist() for _ in range(count)]
     write_jsonl(folder / "data.jsonl", [{"input_ids": ids} for ids in rows])
@@ -174,7 +173,7 @@ def make(folder: Path, count: int, seed: int) -> list[list[int]]:
     facts = {"num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "vocab_size": VOCAB, "max_position_embeddings": 4096}
     names = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
     (folder / "model/config.json").write_text(json.dumps(facts | names))
-    (folder / "engine.json").write_text(json.dumps(ENGINE))
+    (folder / "engine.json").write_text(json.dumps(ENGINE | {"tokens_s": tokens_s}))
     return rows
 
 

@@ -209,18 +209,24 @@ class Box:
             subprocess.run(["mount", "-o", "loop,discard", self.dir / "disk.img", self.dir / "fs"], check=True)
 
     def _umount_disk(self) -> None:
-        """Until nobody holds the file system: another box that was just booting has a copy of our mounts for a moment,
-        and a disk that was cut off and is mounted again meanwhile stays cut off."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + 5
         while self.disk and os.path.ismount(self.dir / "fs"):
             if subprocess.run(["umount", self.dir / "fs"], capture_output=True).returncode == 0:
-                break
+                return
             if time.monotonic() > end:
                 raise BoxError("the disk stays busy")
             time.sleep(0.02)
+
+    def _free_disk(self) -> None:
+        """After a power cut. Whoever made a mount namespace meanwhile has a copy of our mount: the file system stays
+        alive, cut off, and mounting the disk again would give that one. A copy of the disk is another one."""
+        end = time.monotonic() + 2
         while self.disk and self._attached():
             if time.monotonic() > end:
-                raise BoxError("the disk is held by another mount namespace")
+                copy = self.dir / "disk.copy"
+                subprocess.run(["cp", "--sparse=always", self.dir / "disk.img", copy], check=True)
+                copy.replace(self.dir / "disk.img")
+                return
             time.sleep(0.02)
 
     def _attached(self) -> bool:
@@ -378,6 +384,7 @@ class Box:
         if self.disk and os.path.ismount(self.dir / "fs"):
             shutdown_fs(self.dir / "fs")
         self._kill()
+        self._free_disk()
 
     def destroy(self) -> None:
         """Kill the box and remove its files and cgroup.  May be called at any time and more than once."""
