@@ -148,16 +148,31 @@ def test_the_scan_follows_changes_at_once_and_forgets_who_is_gone(proc: Proc) ->
     [
         (f"/system.slice/docker-{DOCKER}.scope/init", DOCKER, f"docker-{DOCKER}.scope"),
         (f"/docker/{DOCKER}", DOCKER, ""),
-        ("/lxc.payload.web/system.slice/x.service", "web", "x.service"),
+        ("/lxc.payload.web/system.slice/x.service", "web", ""),
         ("/lxc/web/x", "web", ""),
         (f"/kubepods.slice/pod1.slice/cri-containerd-{DOCKER}.scope", DOCKER, f"cri-containerd-{DOCKER}.scope"),
         ("/machine.slice/systemd-nspawn@deb.service/payload", "deb", "systemd-nspawn@deb.service"),
         ("/user.slice/user-0.slice/session-3.scope", "", "session-3.scope"),
         ("/", "", ""),
+        ("/system.slice/x.service/user.slice/hs-sglang.service", "", "x.service"),
+        ("/user.slice/user-0.slice/user@0.service/app.slice/vllm.service", "", ""),
+        (f"/system.slice/vllm.service/libpod-payload-{DOCKER}", "", "vllm.service"),
     ],
 )
 def test_cgroup_paths(path: str, container: str, unit: str) -> None:
     assert (cgroup.container_of(path), cgroup.unit_of(path)) == (container, unit)
+
+
+def test_a_container_that_sees_the_names_around_it_has_its_units_below_its_own_root(tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1/cgroup").write_text(f"0::/docker/{DOCKER}/init.scope\n")
+    root = cgroup.own_root(tmp_path)
+    path = cgroup.below(root, f"/docker/{DOCKER}/system.slice/x.service")
+    assert (cgroup.container_of(path), cgroup.unit_of(path)) == ("", "x.service")
+    other = cgroup.below(root, f"/docker/{DOCKER[::-1]}/system.slice/x.service")
+    assert (cgroup.container_of(other), cgroup.unit_of(other)) == (DOCKER[::-1], "")
+    assert cgroup.own_root(tmp_path / "none") == ""
+    assert cgroup.below("", "/system.slice/x.service") == "/system.slice/x.service"
 
 
 def test_a_unit_without_a_group_never_means_every_process() -> None:
@@ -196,4 +211,4 @@ def test_gp_10_a_real_namespace_is_seen_from_outside(box: Box) -> None:
     (held,) = [h for h in seen if h.pid == inner]
     assert held.kind == "container"
     assert held.container.startswith("pid:[")
-    assert held.unit == "holder.service"
+    assert held.unit == "", "the box's unit is none of this host"

@@ -41,7 +41,8 @@ def foreground(config: Config) -> bool:
     pid = solo.holder(config.paths.run)
     if pid:
         with contextlib.suppress(OSError):
-            return cgroup.unit_of(cgroup.path_of(pid)) != m.SUPERVISOR_UNIT
+            path = cgroup.below(cgroup.own_root(), cgroup.path_of(pid))
+            return cgroup.unit_of(path) != m.SUPERVISOR_UNIT
     found = units(config, "", foreground=True).read(tuple(VERBS))
     return not isinstance(found, m.Unreadable) and not all(unit.gone for unit in found)
 

@@ -31,12 +31,26 @@ def path_of(pid: int, proc: Path = Path("/proc")) -> str:
     return ""
 
 
+def own_root(proc: Path = Path("/proc")) -> str:
+    """The path of this host's own root, "" almost everywhere: a container that sees the names of the host around it has
+    its systemd below one of them."""
+    try:
+        return path_of(1, proc).removesuffix("/init.scope").rstrip("/")
+    except OSError:
+        return ""
+
+
+def below(root: str, path: str) -> str:
+    """The path as our own systemd would write it; as it is when it is not ours."""
+    return path.removeprefix(root) if path.startswith(f"{root}/") else path
+
+
 def unit_of(path: str) -> str:
-    """The innermost service or scope of a path, "" for none."""
-    for part in reversed(path.split("/")):
-        if part.endswith((".service", ".scope")):
-            return part
-    return ""
+    """The service or scope of this host's systemd that a path belongs to, "" for none. Below it somebody else gives the
+    names: units inside a container or of a user's own systemd are not the host's of the same name."""
+    parts = path.strip("/").split("/")
+    name = next((part for part in parts if not part.endswith(".slice")), "")
+    return name if name.endswith((".service", ".scope")) and not name.startswith("user@") else ""
 
 
 def container_of(path: str) -> str:

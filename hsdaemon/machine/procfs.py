@@ -72,6 +72,7 @@ class Procfs:
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
+        self._root = cgroup.own_root(proc)
         self._open: dict[int, frozenset[int]] = {}  # pid -> minors of the devices that it has open
         self._scanned_at = -SCAN_S
         self._scanned_for: object = None
@@ -159,14 +160,15 @@ class Procfs:
                 yield self._holder(process, "fd", on, None)
 
     def _holder(self, process: Process, kind: HolderKind, gpus: tuple[str, ...], used_mib: int | None) -> Holder:
-        container = cgroup.container_of(process.cgroup) or self._other_namespace(process)
+        path = cgroup.below(self._root, process.cgroup)
+        container = cgroup.container_of(path) or self._other_namespace(process)
         return Holder(
             kind="container" if container and kind == "fd" else kind,
             pid=process.pid,
             start_ticks=process.start_ticks,
             gpus=gpus,
             used_mib=used_mib,
-            unit=cgroup.unit_of(process.cgroup),
+            unit=cgroup.unit_of(path),
             cgroup=process.cgroup,
             exe=process.exe,
             container=container,
