@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 import types
 import typing
 from pathlib import Path
@@ -190,7 +191,7 @@ class History:
         try:
             if self._ticks.exists() and self._ticks.stat().st_size > TICK_BYTES:
                 self._ticks.replace(self._ticks.with_suffix(".1.jsonl"))
-            with self._ticks.open("ab") as file:
+            with open(self._ticks, "ab", opener=_no_link) as file:
                 file.write(line(tick) + b"\n")
         except OSError as error:
             log.warning("the tick cannot be kept", cause=str(error))
@@ -210,6 +211,11 @@ class History:
             if isinstance(noun, budget.Event):
                 found.append(noun)
         return found
+
+
+def _no_link(path: str, flags: int) -> int:
+    """Others may write into the folder."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def ask_reset(folder: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import scenes
 from outputs import config_for, extract, lines, ready
 from samples import EPOCH
 
@@ -21,9 +22,12 @@ from hsdaemon.core import budget
 from hsdaemon.core import model as m
 from hsdaemon.data.backup import manifest_path
 from hsdaemon.data.spool import Spool
-from hsdaemon.engine import endpoint
-from hsdaemon.history import History
+from hsdaemon.engine import endpoint, leftovers, probe
+from hsdaemon.errors import StoreError
+from hsdaemon.history import History, Tick
+from hsdaemon.host.board import Board
 from hsdaemon.machine.proof import ProofFiles
+from hsdaemon.work.probe import WorkerProbe
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "hsdaemon").rglob("*.py"))
@@ -165,3 +169,39 @@ def test_the_spool_is_closed_whatever_the_umask(tmp_path: Path, umask: int) -> N
     spool = Spool.open(tmp_path / "spool", EPOCH, 1 << 20)
     spool.close()
     assert mode(tmp_path / "spool") == 0o700
+
+
+def test_links_planted_where_others_write_are_not_followed(tmp_path: Path) -> None:
+    """The engine's account may write beside what the supervisor, who is root, reads, appends to and sweeps."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine\n")
+    state, log, cache = tmp_path / "state", tmp_path / "log", tmp_path / "cache"
+    for folder in (state, log, cache):
+        folder.mkdir()
+    for name in ("state/history.jsonl", "state/ticks.jsonl", "log/engine-hs-1.log", "cache/lock", "state/proof.json"):
+        (tmp_path / name).symlink_to(victim)
+    history = History(state)
+    with pytest.raises(StoreError):
+        history.append(budget.Reset(m.Now(1.0, 2.0, "b")))
+    history.tick(Tick(scenes.busy(), budget.Past(), scenes.plan_of(scenes.busy())))
+    assert probe._last_words(str(log)) == ()
+    assert leftovers.find([cache], state) == []
+    assert isinstance(ProofFiles(str(state)).read(), m.Unreadable)
+    assert victim.read_bytes() == b"mine\n"
+    (cache / "lock").unlink()
+    (cache / "lock").touch()
+    assert leftovers.find([cache], state) == [str(cache / "lock")]
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_planted_where_others_write_holds_nobody_up(tmp_path: Path) -> None:
+    for name in ("engine.json", "status.json", "worker.json", "proof.json", "start.json", "history.jsonl"):
+        os.mkfifo(tmp_path / name)
+    run = str(tmp_path)
+    assert endpoint.read(run) is None
+    assert Board(run).read() is None
+    assert probe.ordered_port(run) is None
+    assert isinstance(ProofFiles(run).read(), m.Unreadable)
+    assert "cannot be read" in str(WorkerProbe(run).read(m.Unit(m.WORKER_UNIT)))
+    with pytest.raises(StoreError):
+        History.peek(tmp_path)

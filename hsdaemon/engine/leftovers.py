@@ -69,8 +69,10 @@ def _age_s(path: Path) -> float:
 
 def _locks(folders: Iterable[Path]) -> Iterator[str]:
     """Build locks that no process holds open: a builder keeps its file descriptor while it builds."""
-    found = [path for folder in folders for path in folder.glob("**/lock") if path.is_file()]
-    return _unused([str(path.resolve()) for path in found])
+    real = [folder.resolve() for folder in folders]
+    found = [path for folder in real for path in folder.glob("**/lock") if path.is_file()]
+    # The engine's account owns these folders: a link in them would name somebody else's file.
+    return _unused([str(path) for path in found if path.resolve() == path])
 
 
 def _unused(paths: list[str]) -> Iterator[str]:

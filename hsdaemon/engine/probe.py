@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import http.client
 import os
 from collections.abc import Callable, Sequence
@@ -206,7 +207,7 @@ def _kind(path: str) -> str:
 def _attested(config: Config, end: endpoint.Endpoint | None) -> str:
     """The worst stage that a rank of this launch attests: broken, then armed, then seen."""
     stages = set()
-    for path in Path(config.paths.run, "attest").glob(f"attest-{end.launch}-*.json") if end else ():
+    for path in Path(config.paths.run, "attest").glob(f"attest-{glob.escape(end.launch)}-*.json") if end else ():
         with contextlib.suppress(OSError, ValueError):
             stages.add(wire.attest(disk.read_own(path).decode(errors="replace")).stage)
     return next((stage for stage in ("broken", "armed", "seen") if stage in stages), "none")
@@ -227,7 +228,7 @@ def _last_words(folder: str) -> tuple[str, ...]:
 
 def _tail(path: str) -> tuple[str, ...]:
     try:
-        with Path(path).open("rb") as file:
+        with disk.open_own(Path(path)) as file:
             file.seek(max(0, _size(path) - TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import io
 import mmap
 import os
 import re
@@ -173,7 +174,8 @@ def append(path: Path, line: bytes) -> None:
 
 def _append(path: Path, line: bytes) -> None:
     fresh = not path.exists()
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    # No link: others may write into the folder, and whoever appends may be root.
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         end = os.fstat(fd).st_size
         torn = end > 0 and os.pread(fd, 1, end - 1) != b"\n"
@@ -209,13 +211,19 @@ def read(path: Path, limit: int = 64 << 20) -> bytes | None:
     return data
 
 
+def open_own(path: Path) -> io.FileIO:
+    """A file of ours in a folder where others write, too: a pipe, a device or a link there neither holds the reader up
+    nor leads it elsewhere. Raises OSError."""
+    file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+    return file
+
+
 def read_own(path: Path, limit: int = 8 << 20) -> bytes:
-    """A small file of ours in a folder where others write, too: a pipe, a device or a link there neither holds the
-    reader up nor leads it elsewhere. Raises OSError, for more than `limit` bytes also."""
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb", buffering=0) as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(errno.EINVAL, "it is no file", str(path))
+    """The content of a small one. Raises OSError, for more than `limit` bytes also."""
+    with open_own(path) as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise OSError(errno.EFBIG, "it is none of ours, it is too large", str(path))
@@ -225,7 +233,7 @@ def read_own(path: Path, limit: int = 8 << 20) -> bytes:
 def read_lines(path: Path, limit: int = 64 << 20) -> list[bytes]:
     """The whole lines of a file that `append` wrote: of a larger file the last `limit` bytes, a torn end left out."""
     try:
-        with path.open("rb") as file:
+        with open_own(path) as file:
             start = max(0, file.seek(0, os.SEEK_END) - limit)
             file.seek(start)
             data = file.read(limit)
