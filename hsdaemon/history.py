@@ -9,12 +9,14 @@ A crash between intent and act leaves an intent without an end: the next tick lo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
 import os
 import types
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +130,8 @@ class History:
     @classmethod
     def open(cls, folder: Path) -> History:
         """Make the folder and fold what is there. Raises StoreError when the folder cannot be."""
-        try:
+        with _said(folder):
             disk.make_folder(folder)
-        except OSError as error:
-            raise StoreError(f"cannot keep a record in {folder}: {error.strerror}; see to paths.state") from error
         return cls.peek(folder)
 
     @classmethod
@@ -159,17 +159,20 @@ class History:
     def append(self, event: budget.Event) -> None:
         """Durable when it returns. Raises DiskFull, StoreError: then the event did not happen."""
         past = budget.fold(self.past, event)
-        disk.append(self._events, line(event))
-        self.past = past
-        if self._events.stat().st_size > MOST_BYTES:
-            # A crash here leaves the old file or the new one: both fold to the same past.
-            disk.replace(self._events, line(self.past) + b"\n")
+        with _said(self.folder):
+            disk.append(self._events, line(event))
+            self.past = past
+            if self._events.stat().st_size > MOST_BYTES:
+                # A crash here leaves the old file or the new one: both fold to the same past.
+                disk.replace(self._events, line(self.past) + b"\n")
 
     def look(self, seen: m.Observation, config: Config) -> None:
-        """Take a human's reset and record deaths that this look shows first, then fold the look itself."""
-        if self._reset.exists():
-            self.append(budget.Reset(seen.now))
-            self._reset.unlink(missing_ok=True)  # a crash before it resets once more
+        """Take a human's reset and record deaths that this look shows first, then fold the look itself. Raises as
+        append does."""
+        with _said(self.folder):
+            if self._reset.exists():
+                self.append(budget.Reset(seen.now))
+                self._reset.unlink(missing_ok=True)  # a crash before it resets once more
         self.past = budget.look(self.past, seen, config)
         for death in budget.news(self.past, seen):
             self.append(death)
@@ -216,6 +219,15 @@ class History:
 def _no_link(path: str, flags: int) -> int:
     """Others may write into the folder."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+@contextlib.contextmanager
+def _said(folder: Path) -> Iterator[None]:
+    """What the disk says, as a StoreError: the turn ends, the next one tries again."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"cannot keep a record in {folder}: {error.strerror}; see to paths.state") from error
 
 
 def ask_reset(folder: Path) -> None:

@@ -131,3 +131,20 @@ def test_a_supervisor_that_does_not_stop_leaves_nothing_open(tmp_path: Path) -> 
         record.append(event)
     until(world, ports(world), record, "engine-start")
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("call", ["exists", "stat"])
+def test_a_disk_that_fails_under_the_record_ends_the_turn_and_not_the_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    world = World(1)
+    hands, record = ports(world), History.open(tmp_path)
+
+    def fails(*_: object, **__: object) -> object:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, call, fails)
+        tick = until(world, hands, record, "history-unwritable")
+        assert "Input/output error" in tick.plan.sentence
+    until(world, hands, record, "extracting")
