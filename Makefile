@@ -101,7 +101,7 @@ engines-check: $(READY) ## real servers of four releases, three of them without 
 	@$(PY) -m bench.engines $(RELEASES)
 
 .PHONY: bench
-bench: $(READY) $(REAL) ## every measurement, about 20 minutes; results, table and plot go into docs/; KINDS="write verify" does these
+bench: $(READY) $(SYSTEM) $(REAL) ## every measurement, about 20 minutes; results, table and plot go into docs/; KINDS="write verify" does these
 	@$(PY) -m bench.all $(KINDS)
 
 .PHONY: bench-%
