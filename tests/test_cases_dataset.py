@@ -360,6 +360,58 @@ def test_ds_11_no_damaged_file_is_a_traceback(tmp_path: Path, name: str, content
         open_dataset(Data(path=str(path)), LIMITS)
 
 
+@pytest.mark.parametrize("content", [b"\n\n", b" \n"])
+def test_ds_11_a_set_without_rows_is_refused(tmp_path: Path, content: bytes) -> None:
+    config = config_for(tmp_path, [])
+    Path(config.data.path).write_bytes(content)
+    with pytest.raises(DataError, match="it has no rows"):
+        ready(config)
+
+
+def test_ds_11_the_message_of_a_damaged_parquet_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "d.parquet"
+    path.write_bytes(b"PAR1" + bytes(100) + b"PAR1")
+    with pytest.raises(DataError) as refused:
+        open_dataset(Data(path=str(path)), Limits())
+    assert "\n" not in str(refused.value)
+
+
+def test_ds_11_a_damaged_row_group_is_read_once_and_not_for_each_of_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "d.parquet"
+    pq.write_table(pa.table({"input_ids": [[1, 2, 3]] * 1000}), path, row_group_size=500)
+    dataset = open_dataset(Data(path=str(path)), Limits())
+    opened = []
+    whole = pq.ParquetFile.iter_batches
+
+    def torn(self: Any, *args: Any, **words: Any) -> Any:
+        opened.append(words["row_groups"])
+        for n, batch in enumerate(whole(self, *args, **words)):
+            if words["row_groups"] == [0] and n == 2:
+                raise OSError("Corrupt snappy compressed data.")
+            yield batch
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", torn)
+    got = list(dataset.rows())
+    assert [isinstance(row, BadRow) for row in got] == [False] * 128 + [True] * 372 + [False] * 500
+    assert opened == [[0], [1]]
+    assert isinstance(dataset.read(5, 0), Sample), "what lies before the damage can still be read"
+
+
+def test_ds_11_a_disk_that_cannot_be_read_is_no_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "d.parquet"
+    pq.write_table(pa.table({"input_ids": [[1, 2, 3]]}), path)
+    dataset = open_dataset(Data(path=str(path)), Limits())
+
+    def failing(*_: Any, **__: Any) -> Any:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", failing)
+    with pytest.raises(DataError, match="see to its disk"):
+        dataset.read(0, 0)
+
+
 def test_ds_11_a_flipped_page_of_a_parquet_is_bad_rows(tmp_path: Path) -> None:
     path = tmp_path / "set.parquet"
     pq.write_table(pa.table({"input_ids": [[i, 1] for i in range(300)]}), path, row_group_size=100, compression="zstd")

@@ -71,6 +71,8 @@ def ingest(dataset: DataSet, manifest: Passes, policy: Data, stop: Callable[[], 
         )
         for edited in seen.edited:
             log.warning("a row was edited: it is extracted again", row=edited)
+    if not manifest.scan_state()[1]:
+        raise DataError(f"cannot use {dataset.path}: it has no rows; write it again")
     manifest.end_scan()
     return True
 

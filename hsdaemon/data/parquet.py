@@ -40,7 +40,7 @@ class Parquet:
         try:
             self._file = pq.ParquetFile(path)
         except (OSError, pa.ArrowException) as error:
-            raise DataError(f"cannot read the data set {path}: {error}; write it again") from None
+            raise DataError(f"cannot read the data set {path}: {_words(error)}; write it again") from None
         names = set(self._file.schema_arrow.names)
         if "input_ids" not in names:
             raise DataError(f"cannot read the data set {path}: no column input_ids; it has {', '.join(sorted(names))}")
@@ -50,6 +50,7 @@ class Parquet:
         for group in range(meta.num_row_groups):
             self._starts.append(self._starts[-1] + meta.row_group(group).num_rows)
         self._cursor: _Cursor | None = None
+        self._damaged: dict[int, tuple[int, str]] = {}  # group -> its first row that cannot be read, and why
 
     def rows(self, start: int = 0, hint: int = 0) -> Iterator[Sample | BadRow]:  # noqa: ARG002  # hints are for lines
         row = start
@@ -69,18 +70,24 @@ class Parquet:
         self._file.close()
 
     def _at(self, row: int) -> Sample | BadRow:
+        group = bisect.bisect_right(self._starts, row) - 1
+        first, cause = self._damaged.get(group, (self._starts[-1], ""))
+        if row >= first:  # a group is read in order: what lies behind the damage is out of reach
+            return BadRow(row, "parquet", cause)
         try:
-            cursor = self._seek(row)
+            cursor = self._seek(row, group)
         except (OSError, pa.ArrowException) as error:
             self._cursor = None
-            return BadRow(row, "parquet", f"cannot be read: {error}")
+            if getattr(error, "errno", None):  # the disk, not the file: the row may be good
+                raise DataError(f"cannot read the data set {self.path}: {_words(error)}; see to its disk") from None
+            self._damaged[group] = row, f"cannot be read: {_words(error)}"
+            return BadRow(row, "parquet", self._damaged[group][1])
         batch, i = cursor.batch, row - cursor.first
         fields = {name: _value(batch.column(j), i) for j, name in enumerate(batch.schema.names)}
         return judge(row, 0, fields["input_ids"], fields.get("loss_mask"), fields.get("id"), self._limits)
 
-    def _seek(self, row: int) -> _Cursor:
+    def _seek(self, row: int, group: int) -> _Cursor:
         """The cursor whose batch holds `row`: forwards in the group at hand, else from the group's start."""
-        group = bisect.bisect_right(self._starts, row) - 1
         cursor = self._cursor
         if cursor is None or cursor.group != group or row < cursor.first:
             rest = self._file.iter_batches(BATCH_ROWS, row_groups=[group], columns=self._columns, use_threads=False)
@@ -89,6 +96,11 @@ class Parquet:
             cursor.first += cursor.batch.num_rows
             cursor.batch = next(cursor.rest)
         return cursor
+
+
+def _words(error: Exception) -> str:
+    """Arrow's message on one line."""
+    return " ".join(str(error).split())[:500]
 
 
 def _value(column: Any, i: int) -> object:
