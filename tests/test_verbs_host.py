@@ -329,3 +329,26 @@ def test_whoever_looks_at_the_lock_keeps_no_supervisor_from_it(job: Config) -> N
         over.set()
         for watcher in watchers:
             watcher.join()
+
+
+@pytest.mark.root
+def test_init_gives_what_it_makes_to_the_account_of_the_worker_and_names_what_stays(
+    job: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import pwd
+
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    account = pwd.struct_passwd(("hs-extract", "x", 54321, 54322, "", "/", "/bin/false"))
+    monkeypatch.setattr(pwd, "getpwnam", lambda _name: account)
+    output = Path(job.output.path)
+    assert main(["init"]) == 0
+    assert [path.stat().st_uid for path in (output, *output.iterdir())] == [54321] * (1 + len(list(output.iterdir())))
+    assert "chown" not in capsys.readouterr().out
+    (output / "rows_0-2000").mkdir()
+    (output / "lost+found").mkdir()
+    assert main(["init"]) == 0
+    said = capsys.readouterr().out
+    assert f"chown -R hs-extract: '{output}'" in said
+    assert "rows_0-2000" in said
+    assert (output / "rows_0-2000").stat().st_uid == 0, "what was there before is not taken over unasked"

@@ -153,7 +153,7 @@ def _hand_over(config: Config) -> Path | None:
         return None
     output, folder = Path(config.output.path), manifest_folder(config.output)
     for path in (output, folder, folder / lock.LOCK_NAME, ballast_path(config)):
-        if path.exists() and path.stat().st_uid == 0:
+        if path.exists() and path.lstat().st_uid == 0:
             os.chown(path, account.pw_uid, account.pw_gid)
-    others = (path for path in (output, *sorted(output.iterdir())) if path.stat().st_uid != account.pw_uid)
+    others = (path for path in (output, *sorted(output.glob("rows_*"))) if path.lstat().st_uid != account.pw_uid)
     return next(others, None)
