@@ -69,6 +69,21 @@ def test_ds_01_a_set_that_was_rewritten_between_two_starts_needs_no_third_one(tm
     job.check_files()
 
 
+def test_ds_01_a_set_that_is_replaced_in_mid_run_is_not_called_done(tmp_path: Path) -> None:
+    job = Rig(tmp_path, rows([20] * 60))
+    with job.engine(latency_s=0.1) as engine:
+        process = job.start()
+        until(lambda: sum(engine.requests.values()) > 16)
+        job.data[5] = [1] * 20
+        (tmp_path / "data.jsonl").unlink()
+        job.write_data()
+        code, _, err = finish(process)
+        assert (code, "was replaced while the worker ran" in err) == (75, True), err
+        code, _, err = job.extract()
+    assert code == 0, err
+    job.check_files()
+
+
 def test_a_manifest_that_is_moved_away_in_mid_run_ends_it_and_the_next_start_has_every_row(tmp_path: Path) -> None:
     """What is committed to a file without a name is lost: nobody may hear that it is done."""
     job = Rig(tmp_path, rows([20] * 120))

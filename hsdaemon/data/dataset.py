@@ -45,9 +45,8 @@ class DataSet(Protocol):
     def close(self) -> None: ...
 
 
-def open_dataset(config: Data, limits: Limits) -> DataSet:
-    """Open config.path. Raises DataError when there is no such file or it is not of its kind as a whole."""
-    path = Path(config.path)
+def fingerprint(path: Path, limits: Limits) -> str:
+    """Of the file that has the name now. Raises DataError when there is none."""
     try:
         stat = os.stat(path)
     except OSError as error:
@@ -56,5 +55,11 @@ def open_dataset(config: Data, limits: Limits) -> DataSet:
         raise DataError(f"cannot read the data set {path}: not a file; set data.path")
     if stat.st_size == 0:
         raise DataError(f"cannot read the data set {path}: the file is empty; write it again")
-    state = f"{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ino}:{limits.vocab}:{limits.longest}"
+    return f"{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ino}:{limits.vocab}:{limits.longest}"
+
+
+def open_dataset(config: Data, limits: Limits) -> DataSet:
+    """Open config.path. Raises DataError when there is no such file or it is not of its kind as a whole."""
+    path = Path(config.path)
+    state = fingerprint(path, limits)
     return Parquet(path, limits, state) if path.suffix == ".parquet" else JsonLines(path, limits, state)

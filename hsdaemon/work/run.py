@@ -18,7 +18,9 @@ import structlog
 from hsdaemon.config import Config
 from hsdaemon.data import store as stores
 from hsdaemon.data.adopt import QUARANTINE
+from hsdaemon.data.dataset import fingerprint
 from hsdaemon.data.formats import get_format
+from hsdaemon.data.identity import row_limits
 from hsdaemon.data.lock import LockHeld
 from hsdaemon.data.publish import Publisher
 from hsdaemon.data.spool import Spool, new_epoch
@@ -111,7 +113,7 @@ async def _run(config: Config, epoch: str, store: Store, notify: Notify, reporte
 
 def _parts(config: Config, epoch: str, store: Store, spool: Spool) -> Parts:
     fmt = get_format(config.output.format)
-    identity = store.identity
+    identity, limits = store.identity, row_limits(config, store.facts)
 
     def space(size: int) -> None:
         store.guard.take()
@@ -128,6 +130,7 @@ def _parts(config: Config, epoch: str, store: Store, spool: Spool) -> Parts:
         spool=spool,
         space=space,
         background=store.background.check,
+        replaced=lambda: fingerprint(store.dataset.path, limits) != store.dataset.fingerprint,
     )
 
 

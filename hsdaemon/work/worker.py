@@ -51,7 +51,8 @@ class RunStopped(Fatal):
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What a worker works with. space(bytes): takes the volume anew and raises what forbids writing so much;
-    background(): whether every row of the data set is in the manifest, raises what forbids going on."""
+    background(): whether every row of the data set is in the manifest, raises what forbids going on;
+    replaced(): whether the data set's file is another one by now."""
 
     config: Config
     wanted: Wanted
@@ -62,6 +63,7 @@ class Parts:
     spool: Spool
     space: Callable[[int], None]
     background: Callable[[], bool] = lambda: True
+    replaced: Callable[[], bool] = lambda: False
 
 
 class Worker:
@@ -182,9 +184,16 @@ class Worker:
             if not claims and not self._rows:
                 self.counts = await self._desk.do(self.parts.manifest.counts)
                 if self.counts.finished and self.parts.background():
+                    await self._require_same_set()
                     return
             self._changed.clear()
             await self._wait(self._changed, IDLE_S)
+
+    async def _require_same_set(self) -> None:
+        """Raises Stalled when the file was replaced: what is done is done for the rows that were there before."""
+        if await asyncio.get_running_loop().run_in_executor(self._reader, self.parts.replaced):
+            path = self.parts.dataset.path
+            raise Stalled(f"cannot call it done: {path} was replaced while the worker ran; start it again")
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and self.error is None:  # what was cut short keeps its lease until `_finish`
