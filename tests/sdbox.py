@@ -142,7 +142,7 @@ class Box:
         raw: Iterable[str] = (),
         mask: Iterable[str] = (),
     ) -> None:
-        self.name = name or f"box-{os.urandom(4).hex()}"
+        self.name = name or f"box-{os.urandom(4).hex()}-{os.getpid()}"
         self._temporary = None if root else tempfile.mkdtemp(prefix="sdbox-")
         self.dir = Path(root or self._temporary or "").resolve() / f"sdbox-{self.name}"
         self.bind, self.disk, self.raw, self.mask = [str(b) for b in bind], disk, list(raw), list(mask)
@@ -521,13 +521,20 @@ def _options(props: Iterable[str], env: Mapping[str, str] | None) -> list[str]:
     return [f"--property={p}" for p in props] + [f"--setenv={key}={value}" for key, value in (env or {}).items()]
 
 
+def _owned(name: str) -> bool:
+    """Whether the process that made a box of this name, which ends in its pid, is there."""
+    pid = name.rpartition("-")[2]
+    return pid.isdecimal() and Path(f"/proc/{pid}").exists()
+
+
 def clean() -> None:
-    """Kill every box on the host, also those of running tests, and unmount their disks; their folders stay."""
+    """Kill the boxes whose makers are gone, and unmount their disks; their folders stay."""
     for cgroup in CGROUP2.glob("sdbox-*"):
-        Box(cgroup.name.removeprefix("sdbox-")).destroy()
+        if not _owned(cgroup.name):
+            Box(cgroup.name.removeprefix("sdbox-")).destroy()
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         mount = line.split()[4]
-        if "/sdbox-" in mount and mount.endswith("/fs"):
+        if "/sdbox-" in mount and mount.endswith("/fs") and not _owned(Path(mount).parent.name):
             subprocess.run(["umount", "-l", mount], check=False)
 
 

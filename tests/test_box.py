@@ -51,3 +51,19 @@ def test_the_real_pynvml_reads_the_fake_library_in_a_unit(box: Box, nvml: Path) 
     assert seen(gpu, "proc 0 4242 1500") == "NVIDIA H200 [4242]"
     assert seen(gpu, "fail nvmlDeviceGetComputeRunningProcesses 15 0") == "NVMLError_GpuIsLost"
     assert seen(gpu, "fail nvmlInit 18") == "NVMLError_LibRmVersionMismatch"
+
+
+def test_a_clean_up_ends_the_boxes_of_the_dead_alone(box: Box) -> None:
+    """Others may be testing beside us."""
+    import subprocess
+    import sys
+
+    import sdbox
+
+    code = "import os, sdbox; b = sdbox.Box(); b.create(); b.boot(); print(b.name, flush=True); os._exit(0)"
+    made = subprocess.run([sys.executable, "-c", code], cwd=Path(sdbox.__file__).parent, capture_output=True, text=True)
+    left = sdbox.CGROUP2 / f"sdbox-{made.stdout.strip()}"
+    assert left.is_dir()
+    sdbox.clean()
+    assert not left.is_dir()
+    assert box.show("dbus", "ActiveState") == "active"
