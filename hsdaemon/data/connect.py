@@ -143,11 +143,3 @@ def require_wal(connection: apsw.Connection, path: Path) -> None:
         raise StoreError(f"cannot use {path}: its file system has no WAL (got {mode}); set output.manifest")
     connection.execute("PRAGMA wal_autocheckpoint = 1000")
     connection.execute(f"PRAGMA journal_size_limit = {64 * 2**20}")
-
-
-def sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -14,13 +14,14 @@ from pathlib import Path
 import apsw
 
 from hsdaemon.data import schema
-from hsdaemon.data.connect import DAMAGE, Damaged, connect, known, pragma, require_wal, sync_folder, translated
+from hsdaemon.data.connect import DAMAGE, Damaged, connect, known, pragma, require_wal, translated
 from hsdaemon.data.identity import RunIdentity, identity_from_json, require_same
 from hsdaemon.data.lock import boot_id
 from hsdaemon.data.manifest import Claim, Counts, Done, Fault, Known, LeaseLost, Rate, State, Stored
 from hsdaemon.data.passes import NO_FILE, Passes
 from hsdaemon.data.sample import default_name
 from hsdaemon.errors import DiskFull, StoreError, Transient
+from hsdaemon.machine import disk
 
 MANIFEST_NAME = "manifest.db"
 ADOPTING = "adopting"  # mark: samples of a tree without a manifest are being adopted; 0 when that is finished
@@ -372,7 +373,11 @@ def create(path: Path, identity: RunIdentity, volume: str, *, adopting: bool = F
     except StoreError:
         connection.close()
         raise
-    sync_folder(path.parent)
+    try:
+        disk.sync_folder(path.parent)
+    except OSError as error:
+        connection.close()
+        raise disk.explain(error, path.parent) from error
     return SqliteManifest(path, connection)
 
 

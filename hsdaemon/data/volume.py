@@ -123,17 +123,9 @@ class Guard:
 
     def probe(self) -> None:
         """Write and sync a few bytes: mount options may still say rw after an error. Raises VolumeAway, DiskFull."""
-        path = self.target / f".hs-extract-probe-{os.getpid()}"
-        try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                os.write(fd, b"probe\n")
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-                path.unlink(missing_ok=True)  # a worker's start sweeps the probes of others, too
-        except OSError as error:
-            raise self._refusal(error) from None
+        problem = disk.probe_write(self.target)
+        if problem is not None:
+            raise self._refusal(problem)
 
     def _marked(self) -> str:
         found = read_marker(self.root)

@@ -249,7 +249,7 @@ def probe_write(folder: Path) -> OSError | None:
     """Write, sync and remove a small file: mount options do not tell a read-only or failed file system."""
     name = folder / f".hs-probe.{os.getpid()}.tmp"
     try:
-        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             write_all(fd, memoryview(b"probe"))
             os.fsync(fd)
