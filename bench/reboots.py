@@ -3,7 +3,7 @@
 A box with the installed product: supervisor, proof and worker are the real ones, the engine is a stand-in that loads in
 no time and whose states tell row, layer and position. A power cut loses whatever was not synced to the box's disk. What
 the manifest called done before must be the very same file at the end. Needs root.
-Last line: reboots: ok reboots= power_cuts= back= done= redone= lost= corrupt= duplicated=
+Last line: reboots: ok reboots= power_cuts= back= done= claimed_again= lost= corrupt= duplicated=
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Campaign:
         lost = [row for row in range(len(self.rows)) if row not in self.done or not names[row]]
         return {
             "done": len(self.done),
-            "redone": self.claims - len(self.done),
+            "claimed_again": self.claims - len(self.done),
             "lost": len(lost) + len(before - names.keys()),
             "corrupt": sum(not self.right(row, path) for row, path in files) + len(aside),
             "duplicated": len(self.changed) + sum(n > 1 for n in names.values()),

@@ -308,7 +308,12 @@ class Box:
                     f"/proc/{pid}/root/run/systemd/private"
                 ):
                     self.pid1 = pid
-        self.state = self.exec("systemctl", "is-system-running", "--wait", check=False, timeout=timeout).stdout.strip()
+        ask = ("systemctl", "is-system-running", "--wait")
+        while not (state := self.exec(*ask, check=False, timeout=timeout).stdout.strip()):  # it does not answer yet
+            if time.monotonic() > end:
+                break
+            time.sleep(0.05)
+        self.state = state
         if self.state not in ("running", "degraded"):
             raise BoxError(f"state {self.state!r}: {self.console()[-2000:]}")
         return self

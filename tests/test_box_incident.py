@@ -31,5 +31,5 @@ def test_st_06_mf_07_a_reboot_and_a_power_cut_lose_and_repeat_nothing_that_was_d
     assert reboots.main(["--count", "1", "--seed", "4"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert re.fullmatch(
-        r"reboots: ok reboots=1 power_cuts=1 back=\d done=360 redone=\d+ lost=0 corrupt=0 duplicated=0", last
+        r"reboots: ok reboots=1 power_cuts=1 back=\d done=360 claimed_again=\d+ lost=0 corrupt=0 duplicated=0", last
     )

@@ -202,3 +202,19 @@ def test_rs_01_rs_02_a_kill_for_memory_is_read_from_systemd_as_its_cause(up: Box
         up.sh("systemctl daemon-reload; systemctl stop hs-sglang")
         until(lambda: not (limit / "cgroup.procs").read_text())
         limit.rmdir()
+
+
+def test_sy_10_at_a_shutdown_the_engine_answers_until_the_worker_has_drained(host: Box) -> None:
+    drop_in = "/etc/systemd/system/hs-worker.service.d/zz-drain.conf"
+    engine = "/sys/fs/cgroup/system.slice/hs-sglang.service/cgroup.procs"
+    host.put(
+        "/usr/local/libexec/drain",
+        f"#!/bin/bash\ntrap 'sleep 1; cat {engine} > /var/tmp/engine; exit 0' TERM\n"
+        "systemd-notify --ready; while :; do sleep 0.1; done\n",
+        0o755,
+    )
+    host.put(drop_in, "[Service]\nExecStart=\nExecStart=/usr/local/libexec/drain\nNotifyAccess=all\n")
+    host.sh("systemctl daemon-reload; systemctl start hs-sglang hs-worker")
+    host.reboot()
+    assert host.sh("cat /var/tmp/engine") != "", "the engine's processes, a second after the worker was told to stop"
+    host.sh(f"rm {drop_in}; systemctl daemon-reload")
