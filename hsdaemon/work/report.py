@@ -90,7 +90,7 @@ class Reporter:
         self._notify.status(report.sentence())
         if self._live is not None:
             self._live.update(_table(report))
-        said = (report.phase, report.waits_for if report.phase in ("paused", "waiting") else "")
+        said = (report.phase, report.waits_for if report.phase == "waiting" else "")  # the figures of a pause change
         if self._live is None and (said != self._said or now - self._said_at >= LINE_S):
             self._said, self._said_at = said, now
             _log.info(report.sentence())
