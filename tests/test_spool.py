@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import stat
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -216,6 +217,21 @@ def test_sp_03_the_budget_follows_what_others_leave_of_the_tmpfs(tmp_path: Path)
         (root / "foreign").unlink()
         mine.measure()
         assert mine.budget.total >= mine.budget.most
+        mine.close()
+
+
+@pytest.mark.root
+def test_sp_03_a_tmpfs_made_smaller_for_a_while_is_waited_for_and_refuses_no_row(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "shm", 32) as root:
+        mine = Spool.open(root, MINE, 64 * MIB)
+        most = mine.budget.most
+        subprocess.run(["mount", "-o", "remount,size=1m", root], check=True)
+        mine.measure()
+        assert mine.budget.total < MIB, "nothing larger is sent"
+        assert mine.budget.most == most, "nor given up"
+        subprocess.run(["mount", "-o", "remount,size=32m", root], check=True)
+        mine.measure()
+        assert mine.budget.total >= most
         mine.close()
 
 

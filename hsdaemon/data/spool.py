@@ -68,7 +68,7 @@ def _limit(path: Path) -> int:
 
 class Budget:
     """Bytes claimed for dumps: claimed before a request is sent, given back when its dump is gone. total: as of now;
-    most: what it can become when others leave the tmpfs alone."""
+    most: what it can become when others leave the tmpfs alone and as large as it was."""
 
     def __init__(self, total: int, most: int | None = None) -> None:
         self.total = total
@@ -157,7 +157,8 @@ class Spool:
 
     def measure(self) -> None:
         """Take the budget anew: others fill and empty the same tmpfs. Raises OSError when the folder is gone."""
-        self.budget.total, self.budget.most = self._room()
+        self.budget.total, most = self._room()
+        self.budget.most = max(self.budget.most, most)  # made smaller beneath us: waited for, no row's fault
 
     def _room(self) -> tuple[int, int]:
         """Bytes for dumps now, and with nobody else in the tmpfs."""
