@@ -92,6 +92,11 @@ reboots: N = 20
 reboots: $(READY) $(SYSTEM) ## a host that extracts is rebooted N=20 times and loses its power N times, at random moments
 	@$(PY) bench/reboots.py --count $(N) $(ARGS)
 
+.PHONY: chaos
+MINUTES ?= 30
+chaos: $(READY) $(SYSTEM) ## MINUTES=30 of random faults of 35 kinds against it all, real SGLang: nothing lost (needs root)
+	@$(PY) bench/chaos.py --minutes $(MINUTES) $(ARGS)
+
 .PHONY: patch-check
 patch-check: $(READY) ## every patch on the released files of its SGLang: applies, compiles, reverts byte for byte
 	@$(PY) -m bench.patch_check $(RELEASES)
