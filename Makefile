@@ -186,6 +186,10 @@ install: ## units, command, man page, config (an existing one stays); again as o
 	@test -e $(DESTDIR)/etc/hs-extract.toml || install -D -m 644 etc/hs-extract.toml $(DESTDIR)/etc/hs-extract.toml
 	@test -z "$(live)" || { systemd-sysusers && systemd-tmpfiles --create $(PREFIX)/lib/tmpfiles.d/hs-extract.conf \
 		&& systemctl daemon-reload; }
+	@test -z "$(live)" || setpriv --reuid=hs-extract --regid=hs-extract --clear-groups \
+		$(ENGINE_VENV)/bin/hs-extract --version >/dev/null 2>&1 || echo "the account hs-extract cannot run" \
+		"$(ENGINE_VENV)/bin/hs-extract, so engine and worker cannot start: open the folders above it and its Python" \
+		"(chmod o+x), a home of mode 700 in the first place"
 	@test -z "$(live)" || systemd-analyze security --no-pager hs-extract.service hs-sglang.service hs-proof.service hs-scan.service \
 		hs-worker.service 2>/dev/null | grep -a 'Overall' || true
 	@echo "installed below $(HERE); next: edit $(DESTDIR)/etc/hs-extract.toml, hs-extract check," \

@@ -218,3 +218,12 @@ def test_sy_10_at_a_shutdown_the_engine_answers_until_the_worker_has_drained(hos
     host.reboot()
     assert host.sh("cat /var/tmp/engine") != "", "the engine's processes, a second after the worker was told to stop"
     host.sh(f"rm {drop_in}; systemctl daemon-reload")
+
+
+def test_install_says_when_the_units_account_cannot_reach_the_environment(host: Box) -> None:
+    """As when it lies in root's home."""
+    host.sh(f"mkdir -p /opt/closed/bin; ln -sfn {ROOT}/.venv/bin/hs-extract /opt/closed/bin/; chmod 700 /opt/closed")
+    assert "cannot run /opt/closed/bin/hs-extract" in host.sh(f"make -s -C {ROOT} ENGINE_VENV=/opt/closed install")
+    host.sh("chmod o+x /root; chmod 755 /opt/closed")
+    assert "cannot run" not in host.sh(f"make -s -C {ROOT} ENGINE_VENV=/opt/closed install")
+    host.sh(f"make -s -C {ROOT} ENGINE_VENV={ROOT}/.venv install")
