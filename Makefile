@@ -74,8 +74,9 @@ crash: $(READY) $(SYSTEM) ## power cuts at every write of publication and commit
 
 .PHONY: fuzz
 SECONDS ?= 60
-fuzz: $(READY) ## broken files for every reader, for SECONDS=60: typed errors alone, nothing touched outside
+fuzz: $(READY) ## broken files for every reader, at random and bred by coverage, for SECONDS=60 each: typed errors alone
 	@$(PY) bench/fuzz.py --seconds $(SECONDS)
+	@$(PY) bench/guided.py --seconds $(SECONDS)
 
 .PHONY: test-kill
 N ?= 50

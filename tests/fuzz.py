@@ -528,7 +528,7 @@ def _signed(data: bytes) -> str:
     return re.sub(r"digest: [0-9a-f]*", f"digest: {diff.sha256(body)}", head) + "\n\n" + body
 
 
-@target("swap journal", lambda: [json.dumps({"a.py": ["0" * 64, "1" * 64]}).encode()], HsError)
+@target("swap journal", lambda: [json.dumps({"a.py": ["0" * 64, "1" * 64]}).encode()], HsError, OSError)
 def _read_swap(data: bytes, folder: Path) -> None:
     (folder / swap.JOURNAL).write_bytes(data)
     (folder / "a.py").write_bytes(b"old")

@@ -412,6 +412,14 @@ def test_ds_11_a_disk_that_cannot_be_read_is_no_bad_row(tmp_path: Path, monkeypa
         dataset.read(0, 0)
 
 
+def test_ds_11_texts_that_are_none_are_bad_rows(tmp_path: Path) -> None:
+    path = tmp_path / "set.parquet"
+    names = pa.array([b"a", b"\xff\xfe", b"c"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"input_ids": [[1], [2], [3]], "id": names}), path)
+    entries = list(open_dataset(Data(path=str(path)), LIMITS).rows())
+    assert [entry.code if isinstance(entry, BadRow) else entry.name for entry in entries] == ["a", "parquet", "c"]
+
+
 def test_ds_11_a_flipped_page_of_a_parquet_is_bad_rows(tmp_path: Path) -> None:
     path = tmp_path / "set.parquet"
     pq.write_table(pa.table({"input_ids": [[i, 1] for i in range(300)]}), path, row_group_size=100, compression="zstd")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import fuzz
@@ -36,3 +39,12 @@ def test_a_broken_file_gives_a_typed_error_and_touches_nothing_outside(name: str
         fuzz.attempt(name, fuzz.broken(seed, damage), tmp_path / "fuzz")
 
     run()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="no atheris here")
+def test_files_bred_by_coverage_give_typed_errors(tmp_path: Path) -> None:
+    bench = Path(__file__).parents[1] / "bench/guided.py"
+    words = [sys.executable, str(bench), "--seconds", "4", "--targets", "stored files", "dump"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].endswith(" faults=0")

@@ -39,9 +39,9 @@ class Parquet:
         self._limits = limits
         try:
             self._file = pq.ParquetFile(path)
-        except (OSError, pa.ArrowException) as error:
+            names = set(self._file.schema_arrow.names)
+        except (OSError, pa.ArrowException, ValueError) as error:  # a name that is no text, too
             raise DataError(f"cannot read the data set {path}: {_words(error)}; write it again") from None
-        names = set(self._file.schema_arrow.names)
         if "input_ids" not in names:
             raise DataError(f"cannot read the data set {path}: no column input_ids; it has {', '.join(sorted(names))}")
         self._columns = [c for c in COLUMNS if c in names]
@@ -76,14 +76,17 @@ class Parquet:
             return BadRow(row, "parquet", cause)
         try:
             cursor = self._seek(row, group)
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, pa.ArrowException, ValueError) as error:
             self._cursor = None
             if getattr(error, "errno", None):  # the disk, not the file: the row may be good
                 raise DataError(f"cannot read the data set {self.path}: {_words(error)}; see to its disk") from None
             self._damaged[group] = row, f"cannot be read: {_words(error)}"
             return BadRow(row, "parquet", self._damaged[group][1])
         batch, i = cursor.batch, row - cursor.first
-        fields = {name: _value(batch.column(j), i) for j, name in enumerate(batch.schema.names)}
+        try:
+            fields = {name: _value(batch.column(j), i) for j, name in enumerate(batch.schema.names)}
+        except (pa.ArrowException, ValueError, OverflowError) as error:  # a text or a date that is none
+            return BadRow(row, "parquet", f"cannot be read: {_words(error)}")
         return judge(row, 0, fields["input_ids"], fields.get("loss_mask"), fields.get("id"), self._limits)
 
     def _seek(self, row: int, group: int) -> _Cursor:
@@ -91,16 +94,24 @@ class Parquet:
         cursor = self._cursor
         if cursor is None or cursor.group != group or row < cursor.first:
             rest = self._file.iter_batches(BATCH_ROWS, row_groups=[group], columns=self._columns, use_threads=False)
-            cursor = self._cursor = _Cursor(group, self._starts[group], next(rest), rest)
+            cursor = self._cursor = _Cursor(group, self._starts[group], _next(rest), rest)
         while row >= cursor.first + cursor.batch.num_rows:
             cursor.first += cursor.batch.num_rows
-            cursor.batch = next(cursor.rest)
+            cursor.batch = _next(cursor.rest)
         return cursor
 
 
 def _words(error: Exception) -> str:
     """Arrow's message on one line."""
     return " ".join(str(error).split())[:500]
+
+
+def _next(batches: Iterator[Any]) -> Any:
+    """Raises ValueError where the file's own account promised more."""
+    batch = next(batches, None)
+    if batch is None:
+        raise ValueError("its row group has fewer rows than the file says")
+    return batch
 
 
 def _value(column: Any, i: int) -> object:
