@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -47,7 +48,9 @@ def breed(name: str, seconds: int) -> None:
 def child(name: str, seconds: int) -> tuple[int, str]:
     """Runs of one target, and what broke it ("" when nothing did)."""
     words = [sys.executable, __file__, "--breed", name, "--seconds", str(seconds)]
-    done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=seconds + 300)
+    with tempfile.TemporaryDirectory(prefix="hs-fuzz-", dir="/dev/shm") as folder:  # atheris ends without cleaning up
+        env = os.environ | {"FUZZ_SCRATCH": folder}
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=seconds + 300, env=env)
     runs = re.findall(r"^(?:Done |#)(\d+)", done.stderr, re.MULTILINE)
     said = [line for line in (done.stdout + done.stderr).splitlines() if "Error" in line]
     return int(runs[-1]) if runs else 0, "" if done.returncode == 0 else f"code {done.returncode}: {' '.join(said[:1])}"

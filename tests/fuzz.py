@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import io
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -67,7 +68,7 @@ Reader = Callable[[bytes, Path], object]
 @cache
 def scratch() -> Path:
     """A folder in memory until this process ends, for making seeds."""
-    folder = Path(tempfile.mkdtemp(prefix="hs-fuzz-", dir="/dev/shm"))
+    folder = Path(tempfile.mkdtemp(prefix="hs-fuzz-", dir=os.environ.get("FUZZ_SCRATCH", "/dev/shm")))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
