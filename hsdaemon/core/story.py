@@ -68,7 +68,7 @@ def _found(seen: m.Observation) -> str:
     """What ran before this supervisor did."""
     parts = (("engine", facts.known(seen.engine)), ("worker", facts.known(seen.worker)))
     names = [f"{name} (pid {part.unit.main_pid})" for name, part in parts if part and part.unit.up]
-    return f"{' and '.join(names)} ran before it and are adopted" if names else "nothing of ours runs yet"
+    return f"{' and '.join(names)} ran before it: adopted" if names else "nothing of ours runs yet"
 
 
 def _evicted(was: m.Observation, seen: m.Observation) -> Iterator[Event]:
