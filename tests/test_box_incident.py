@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import incident, reboots
+from bench import chaos, incident, reboots
 
 pytestmark = pytest.mark.root
 pytest.importorskip("pydbus")
@@ -33,3 +33,13 @@ def test_st_06_mf_07_a_reboot_and_a_power_cut_lose_and_repeat_nothing_that_was_d
     assert re.fullmatch(
         r"reboots: ok reboots=1 power_cuts=1 back=\d done=360 claimed_again=\d+ lost=0 corrupt=0 duplicated=0", last
     )
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+def test_random_faults_lose_repeat_and_corrupt_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = ["supervisor-killed", "worker-killed", "volume-full", "volume-gone", "dbus-restarted", "spool-removed"]
+    argv = ["--faults", "6", "--rows", "3000", "--seed", "3", "--folder", str(tmp_path), "--kinds", *kinds]
+    assert chaos.main(argv) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("chaos: faults=6 kinds=6 recovered=6 lost=0 corrupt=0 twice=0 median_s=")
