@@ -55,6 +55,7 @@ from hsdaemon.host.board import Board, facts
 from hsdaemon.host.screen import understood
 from hsdaemon.host.wishes import WishFiles
 from hsdaemon.machine.checkpoint import read_model
+from hsdaemon.machine.identity import boot_id
 from hsdaemon.machine.lease import Leases, Record
 from hsdaemon.machine.process_units import Processes, Started
 from hsdaemon.machine.proof import ProofFiles
@@ -435,7 +436,7 @@ def _run_files() -> list[bytes]:
     tick = Tick(scenes.busy(), budget.Past(), scenes.plan_of(scenes.busy()))
     worker = {"sentence": "working 1/2", "stopped_by": "", "pid": 7}
     proof = {"invocation": "i", "ok": True, "code": "", "detail": "", "steps": ["x"]}
-    lock = {"pid": 1, "start_ticks": 2, "boot_id": endpoint.boot_id()}
+    lock = {"pid": 1, "start_ticks": 2, "boot_id": boot_id()}
     started = Started("i", 1, 2, 3.5)
     record = Record("vllm.service", "enabled", True, (("/etc/a", "/etc/b"),))
     plain = (facts(tick), worker, proof, lock, ["a.service"], {"port": 30000})

@@ -36,6 +36,7 @@ from hsdaemon.data.sqlite import create, open_manifest, open_reader
 from hsdaemon.data.store import Store
 from hsdaemon.data.volume import file_system, require_local
 from hsdaemon.errors import DiskFull, StoreError
+from hsdaemon.machine.identity import boot_id, start_ticks
 
 ROOT = Path(__file__).parent.parent
 NFS, CIFS, LUSTRE, FUSE, EXT4 = 0x6969, 0xFF534D42, 0x0BD00BD0, 0x65735546, 0xEF53
@@ -288,7 +289,7 @@ def sign(folder: Path, pid: int, ticks: int, boot: str) -> None:
 
 
 def test_mf_06_a_pid_in_the_lock_that_is_somebody_elses_does_not_matter(tmp_path: Path) -> None:
-    sign(tmp_path, 1, lock.start_ticks(1), lock.boot_id())
+    sign(tmp_path, 1, start_ticks(1) or 0, boot_id())
     lock.acquire(tmp_path).release()
     sign(tmp_path, os.getpid(), 1, "another boot")
     lock.acquire(tmp_path).release()
@@ -315,8 +316,8 @@ def test_mf_06_the_same_pid_again_in_a_pid_namespace_starts_at_once(tmp_path: Pa
 
 def test_mf_07_a_killed_holder_leaves_no_lock_and_a_living_one_is_named(tmp_path: Path) -> None:
     child = holder(tmp_path)
-    ticks = lock.start_ticks(child.pid)
-    with pytest.raises(lock.LockHeld, match=rf"pid {child.pid} \(start {ticks}, boot {lock.boot_id()[:8]}\)"):
+    ticks = start_ticks(child.pid)
+    with pytest.raises(lock.LockHeld, match=rf"pid {child.pid} \(start {ticks}, boot {boot_id()[:8]}\)"):
         lock.acquire(tmp_path)
     assert lock.living_holder(tmp_path) == child.pid
     child.send_signal(signal.SIGKILL)

@@ -20,6 +20,7 @@ from hsdaemon.config import Config, parse
 from hsdaemon.engine import argline, endpoint, environment, ports, releases, weights
 from hsdaemon.errors import ConfigError, EngineError
 from hsdaemon.machine.checkpoint import eagle3_layers, read_model
+from hsdaemon.machine.identity import boot_id, start_ticks
 
 HEAD = '[data]\npath = "/d.jsonl"\n[model]\npath = "/m"\n[output]\npath = "/o"\n'
 CORES = (0, 1, 2, 3)
@@ -178,8 +179,8 @@ def test_the_endpoint_is_read_back_and_rubbish_is_none(tmp_path: Path) -> None:
 
 
 def test_an_engine_is_alive_only_as_the_very_process_of_this_boot() -> None:
-    pid, boot = os.getpid(), endpoint.boot_id()
-    ticks = endpoint.start_ticks(pid)
+    pid, boot = os.getpid(), boot_id()
+    ticks = start_ticks(pid)
     assert ticks
     here = HERE
     for changes, alive in (

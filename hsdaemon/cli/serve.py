@@ -27,6 +27,7 @@ from hsdaemon.engine import argline, endpoint, environment, inplace, ports, rele
 from hsdaemon.engine.probe import ordered_port
 from hsdaemon.errors import EngineError, HsError
 from hsdaemon.machine.checkpoint import physical_layers, read_model
+from hsdaemon.machine.identity import boot_id, start_ticks
 
 KEEP_LOGS = 20
 EXITS = {69: "the release, its environment or the weights cannot be used, or the port is taken"}
@@ -91,8 +92,8 @@ def _here(
     return endpoint.Endpoint(
         launch=launch,
         pid=os.getpid(),
-        start_ticks=endpoint.start_ticks(os.getpid()) or 0,
-        boot_id=endpoint.boot_id(),
+        start_ticks=start_ticks(os.getpid()) or 0,
+        boot_id=boot_id(),
         host=config.engine.host,
         port=port,
         release=known.version,
@@ -107,7 +108,7 @@ def _here(
 def _former(config: Config) -> endpoint.Endpoint | None:
     """The former start of this boot. Raises EngineError when it still runs."""
     last = endpoint.read(config.paths.run)
-    if last is None or last.boot_id != endpoint.boot_id():
+    if last is None or last.boot_id != boot_id():
         return None
     if endpoint.alive(last) and last.pid != os.getpid():
         raise EngineError(

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from hsdaemon.errors import StoreError
 from hsdaemon.machine import disk
+from hsdaemon.machine.identity import boot_id, start_ticks
 from hsdaemon.wire import parse_json
 
 LOCK_NAME = "manifest.lock"
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class LockHeld(StoreError):
@@ -36,16 +36,6 @@ class Lock:
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, 0)
         os.close(self._fd)
-
-
-def boot_id() -> str:
-    return _BOOT_ID.read_text().strip()
-
-
-def start_ticks(pid: int) -> int:
-    """Field 22 of /proc/pid/stat: with the boot id it makes a pid unique. Raises OSError when there is none."""
-    stat = Path(f"/proc/{pid}/stat").read_text()
-    return int(stat.rpartition(")")[2].split()[19])
 
 
 def create(folder: Path) -> None:

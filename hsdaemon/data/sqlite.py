@@ -16,12 +16,12 @@ import apsw
 from hsdaemon.data import schema
 from hsdaemon.data.connect import DAMAGE, Damaged, connect, known, pragma, require_wal, translated
 from hsdaemon.data.identity import RunIdentity, identity_from_json, require_same
-from hsdaemon.data.lock import boot_id
 from hsdaemon.data.manifest import Claim, Counts, Done, Fault, Known, LeaseLost, Rate, State, Stored
 from hsdaemon.data.passes import NO_FILE, Passes
 from hsdaemon.data.sample import default_name
 from hsdaemon.errors import DiskFull, StoreError, Transient
 from hsdaemon.machine import disk
+from hsdaemon.machine.identity import boot_id
 
 MANIFEST_NAME = "manifest.db"
 ADOPTING = "adopting"  # mark: samples of a tree without a manifest are being adopted; 0 when that is finished

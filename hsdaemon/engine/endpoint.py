@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from hsdaemon.machine import disk
+from hsdaemon.machine.identity import boot_id, start_ticks
 
 NAME = "engine.json"
 
@@ -50,19 +51,6 @@ def read(run: str) -> Endpoint | None:
 def write(run: str, endpoint: Endpoint) -> None:
     """Replace it in one step. A crash leaves the old one or the new one; a reboot takes both."""
     disk.replace(path(run), msgspec.json.encode(endpoint))
-
-
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-def start_ticks(pid: int) -> int | None:
-    """When process `pid` started, in clock ticks since boot; None when it is gone or a zombie."""
-    try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (OSError, ValueError):
-        return None
-    return None if state in "ZX" else int(fields[18])
 
 
 def alive(endpoint: Endpoint) -> bool:

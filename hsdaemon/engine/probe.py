@@ -23,6 +23,7 @@ from hsdaemon.errors import EngineError, HsError
 from hsdaemon.machine import disk
 from hsdaemon.machine.checkpoint import read_model
 from hsdaemon.machine.child import Child, NoAnswer
+from hsdaemon.machine.identity import boot_id
 
 START_FILE = "start.json"  # in paths.run: the port that the supervisor chose for the next start
 HEALTH_S = 2.0  # the engine's probe is passive: it answers at once or not at all
@@ -111,7 +112,7 @@ class Look:
 
     def _read(self, config: Config, unit: m.Unit) -> m.Engine | m.Unreadable:
         end = endpoint.read(config.paths.run)
-        if end is not None and end.boot_id != endpoint.boot_id():
+        if end is not None and end.boot_id != boot_id():
             end = None
         try:
             return self._engine(config, unit, end)

@@ -8,11 +8,9 @@ import select
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from hsdaemon.core.model import Now
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+from hsdaemon.machine.identity import boot_id
 
 
 class HostClock:
@@ -20,7 +18,7 @@ class HostClock:
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._boot = _BOOT_ID.read_text(encoding="ascii").strip()
+        self._boot = boot_id()
         self.asked: list[int] = []
 
     def now(self) -> Now:

@@ -22,6 +22,7 @@ from msgspec import Struct
 from hsdaemon.core.model import Outcome, Unit, Unreadable
 from hsdaemon.machine import disk
 from hsdaemon.machine.child import Child, NoAnswer
+from hsdaemon.machine.identity import start_ticks
 
 SCAN_S = 10.0
 MARK = "INVOCATION_ID"  # the name that systemd uses for the same thing
@@ -73,7 +74,7 @@ class Processes:
         invocation = secrets.token_hex(16)
         try:
             child = self._spawn(self._commands[name], invocation)
-            self._write(name, Started(invocation, child.pid, start_ticks(child.pid), time.monotonic()))
+            self._write(name, Started(invocation, child.pid, start_ticks(child.pid) or 0, time.monotonic()))
         except OSError as error:
             return Outcome("failed", f"cannot start {name}: {error}")
         self._children[name] = child
@@ -172,21 +173,12 @@ def _state(started: Started, alive: bool) -> tuple[str, str, int]:
     return "failed", ("signal" if status < 0 else "exit-code"), abs(status)
 
 
-def start_ticks(pid: int) -> int:
-    """Field 22 of /proc/pid/stat, 0 when the process is gone or a zombie."""
-    try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (OSError, ValueError):
-        return 0
-    return 0 if state in "ZX" else int(rest[18])
-
-
 def members(started: Started) -> tuple[int, ...]:
     """Every living process of this start: of its session, or with its INVOCATION_ID. Neither is enough: some leave the
     session, others overwrite their environment with a title."""
     wanted = f"{MARK}={started.invocation}".encode()
     leader = start_ticks(started.pid)
-    ours = leader in (0, started.start_ticks)  # a session's number is not given out again while a member lives
+    ours = leader in (None, started.start_ticks)  # a session's number is not given out again while a member lives
     found = []
     for entry in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -196,12 +188,12 @@ def members(started: Started) -> tuple[int, ...]:
     return tuple(sorted(pid for pid in found if start_ticks(pid)))
 
 
-def _signal(pid: int, ticks: int, number: int) -> bool:
+def _signal(pid: int, ticks: int | None, number: int) -> bool:
     """Through a pidfd, after the start time was read again."""
     with contextlib.suppress(OSError):
         fd = os.pidfd_open(pid)
         try:
-            if start_ticks(pid) == ticks:
+            if ticks is not None and start_ticks(pid) == ticks:
                 signal.pidfd_send_signal(fd, number)
                 return True
         finally:

@@ -22,10 +22,10 @@ from hsdaemon.data.formats import Damaged, open_sample
 from hsdaemon.data.manifest import Stored
 from hsdaemon.data.sample import Sample
 from hsdaemon.data.spool import Broken, Dump, Spool
-from hsdaemon.engine import endpoint
 from hsdaemon.engine.endpoint import Endpoint
 from hsdaemon.errors import Transient
 from hsdaemon.machine import disk
+from hsdaemon.machine.identity import start_ticks
 from hsdaemon.work import checks, client, verdict
 from hsdaemon.work.checks import Wanted
 from hsdaemon.work.compare import Likeness, likeness
@@ -226,7 +226,7 @@ def living_attests(folder: Path) -> list[wire.Attest]:
             attest = wire.attest(disk.read_own(path).decode(errors="replace"))
         except (OSError, ValueError):
             continue
-        if endpoint.start_ticks(attest.pid) == attest.start_ticks:
+        if start_ticks(attest.pid) == attest.start_ticks:
             found.append(attest)
     return found
 
