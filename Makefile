@@ -55,7 +55,7 @@ demo-real: $(REAL) ## the same on a real pretrained model (135M) and real Englis
 
 .PHONY: test
 test: $(READY) $(SYSTEM) $(LOADERS) ## linters, types, import rules and every test that this machine can run
-	@$(PY) -m pytest -q
+	@$(PY) -m pytest -q -n 2 --dist loadgroup
 
 .PHONY: check
 check: $(READY) ## linters, types, import rules and the tests that need neither an engine nor root

@@ -15,6 +15,15 @@ from sdbox import Box
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers: one has all real engines, which share a server; boxes stay with their file."""
+    for item in items:
+        if item.get_closest_marker("engine"):
+            item.add_marker(pytest.mark.xdist_group("engine"))
+        elif item.get_closest_marker("root"):
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
 @pytest.fixture(autouse=True)
 def fresh_logging() -> Iterator[None]:
     """A verb called in this process binds the log to a stream that is closed by the next test."""

@@ -19,9 +19,9 @@ def test_the_incident_ends_with_every_sample_extracted_and_no_human_act(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A real SGLang, its patch lost, a foreign service on all GPUs, a tree without a manifest, a late volume."""
-    assert incident.main(["--scale", "0.005", "--patch", "lost", "--folder", str(tmp_path)]) == 0
+    assert incident.main(["--scale", "0.05", "--patch", "lost", "--folder", str(tmp_path)]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "incident: ok done=187 extracted_now=95 redone=0 human_acts=0 evicted=1"
+    assert last == "incident: ok done=1866 extracted_now=945 redone=0 human_acts=0 evicted=1"
 
 
 @pytest.mark.timeout(600)
