@@ -68,7 +68,17 @@ def _fill(model: Any, seed: int) -> None:
         parameter.data = 1 + 0.1 * noise if "norm" in name else 0.05 * noise
     for name, buffer in model.named_buffers():
         if "e_score_correction_bias" in name:
-            buffer.data = 0.05 * torch.randn(buffer.shape, generator=generator)
+            buffer.data = _decided(len(buffer), generator).to(buffer.dtype)
+
+
+def _decided(experts: int, generator: torch.Generator) -> torch.Tensor:
+    """Router biases whose gaps, also those between sums of two, exceed any difference of scores (each in 0 to 1).
+
+    Each layer then has two experts of its own for all tokens. With random biases one token in a million or so is a tie
+    that the order of a sum decides: another batch sends it to another expert, and no two implementations agree on it.
+    """
+    ladder = torch.tensor([0.0, *(4.0 * 2**k for k in range(experts - 1))])
+    return ladder[torch.randperm(experts, generator=generator)]
 
 
 BEACON = 1e4  # column 0 of every embedding: so large that the norm before an MLP gives sqrt(hidden) there
