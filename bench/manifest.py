@@ -179,8 +179,9 @@ def worker(folder: Path, port: int) -> int:
         busy += committer.one()
     background_s = time.monotonic() - begun
     begun = time.monotonic()
-    while (span := time.monotonic() - begun) < 5.0:
-        commits += committer.one()
+    while time.monotonic() - begun < 5.0 and committer.one():
+        commits += 1
+    span = time.monotonic() - begun
     fsyncs_s = plain_fsyncs(folder)
     counts = store.manifest.counts()
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
@@ -210,7 +211,7 @@ def plain_fsyncs(folder: Path) -> float:
 
 
 class Committer:
-    """Claims by the dozen, as a worker does, and commits one by one, each row with a file."""
+    """Claims by the dozen, as a worker does, and commits one by one, each row with a file; 0 when none is left."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -219,6 +220,8 @@ class Committer:
     def one(self) -> int:
         if not self.claims:
             self.claims = self.store.manifest.claim(64)
+        if not self.claims:
+            return 0
         claim = self.claims.pop()
         path = relative_path(get_format("modelopt"), claim.row, claim.name)
         (self.store.root / path).parent.mkdir(exist_ok=True)
