@@ -66,7 +66,9 @@ def record(
             subprocess.run(["umount", mount], check=True)
     finally:
         os.kill(daemon, 15)
-        while os.path.exists(f"/proc/{daemon}"):
+        end = time.monotonic() + 30
+        while os.path.exists(f"/proc/{daemon}"):  # a daemon of its own: not our child, so nothing to wait for
+            assert time.monotonic() < end, f"the storage daemon {daemon} does not end"
             time.sleep(0.02)
 
 

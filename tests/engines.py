@@ -142,7 +142,7 @@ class Engine:
         while not path.exists():
             left = sorted(p.name for p in self.spool.iterdir() if str(rid) in p.name)
             assert time.monotonic() < until, f"no {path.name}; there is {left}; attests {self.attests()}"
-            time.sleep(0.01)
+            time.sleep(0.01)  # the capture renames; nothing tells us
 
     def attests(self) -> list[wire.Attest]:
         found = sorted((self.run / "attest").glob("attest-*.json"))
@@ -196,7 +196,7 @@ def _ready(config: Path, spool: Path, process: subprocess.Popen[bytes]) -> Engin
         if process.poll() is not None:
             tail = Path(here.log).read_text(errors="replace")[-3000:] if here else ""
             raise AssertionError(f"the engine ended with {process.returncode}: {tail}")
-        time.sleep(0.25)
+        time.sleep(0.25)  # until START_S; a port that opens tells nobody
     raise AssertionError(f"the engine is not ready after {START_S:g} s")
 
 

@@ -645,6 +645,7 @@ def _load(o: Options) -> None:
     deadline = time.monotonic() + o.load_s
     step = 0
     while time.monotonic() < deadline:
+        # the load itself is what is imitated: it takes load_s and logs every log_s
         time.sleep(min(o.log_s, max(0.0, deadline - time.monotonic())))
         if not o.load_silent:
             step += 1

@@ -167,7 +167,7 @@ class Store:
                 used = self.used()
                 raise SampleFailed("spool-full", f"no room for {total} bytes in {self._wait_s:g} s: {used} are in use")
             self.sweep()
-            time.sleep(POLL_S)
+            time.sleep(POLL_S)  # until _until; whoever deletes dumps tells nobody
 
     def _allocate(self, path: Path, total: int) -> int | None:
         with self._only_one():

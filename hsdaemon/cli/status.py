@@ -81,7 +81,7 @@ def _show(looks: Callable[[], dict[str, Any]], *, watch: bool, as_json: bool) ->
                 live.update(screen.table(facts), refresh=True)
             if not watch or facts.get("finished"):
                 return facts
-            time.sleep(REFRESH_S)
+            time.sleep(REFRESH_S)  # a screen for people, until they interrupt it or the work is finished
 
 
 def look(config: Config, child: Child) -> dict[str, Any]:

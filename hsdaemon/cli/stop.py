@@ -79,4 +79,4 @@ def _wait(ended: Callable[[], bool], patience_s: float, who: str) -> None:
     while not ended():
         if time.monotonic() > deadline:
             raise Transient(f"cannot stop {who}: it is still there after {patience_s:g} s; hs-extract status shows why")
-        time.sleep(POLL_S)
+        time.sleep(POLL_S)  # systemd and plain processes alike are only looked at; the deadline is above

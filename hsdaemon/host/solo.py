@@ -67,7 +67,7 @@ def _take(fd: int) -> None:
     end = time.monotonic() + LOOKED_AT_S
     while not _taken(fd):
         if time.monotonic() < end:
-            time.sleep(LOOKED_AT_S / 20)
+            time.sleep(LOOKED_AT_S / 20)  # flock has no time-out of its own
             continue
         pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
         raise Transient(f"cannot start the supervisor: pid {pid or '?'} is one already; stop it first")

@@ -79,7 +79,7 @@ def _open(config: Config, epoch: str, reporter: Reporter, notify: Notify) -> Sto
         except Transient as error:
             reporter.tell(_starting(epoch, "waiting", waits_for=str(error)), time.monotonic())
             notify.extend(10 * OPEN_POLL_S)
-            time.sleep(OPEN_POLL_S)
+            time.sleep(OPEN_POLL_S)  # for the volume, as long as it takes: the reason is told each time
         except LockHeld:
             raise  # the status file is the other worker's
         except HsError as error:
