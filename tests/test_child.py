@@ -21,6 +21,8 @@ def serve(question: Any) -> Any:
             return os.getpid()
         case "fds":
             return len(os.listdir("/proc/self/fd"))
+        case "litter":
+            return [litter() for _ in range(200)][-1]
         case "env":
             return os.environ.get("NOTIFY_SOCKET")
         case "die":
@@ -35,6 +37,14 @@ def serve(question: Any) -> Any:
         case ("write", path):
             Path(path).write_text("x")
     return question
+
+
+def litter() -> int:
+    """Make a megabyte of garbage that only a collector finds, and some objects to wake one; gives our kilobytes."""
+    cycle: list[Any] = [bytearray(1 << 20)]
+    cycle.append(cycle)
+    [[] for _ in range(1000)]
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 10
 
 
 @pytest.fixture
@@ -55,6 +65,11 @@ def test_it_holds_none_of_our_descriptors_and_no_notify_socket(child: Child, mon
     with Path("/dev/null").open():
         assert child.ask("fds", 5) == 5  # 0, 1, 2, the line, the listing itself
     assert child.ask("env", 5) is None
+
+
+def test_it_collects_its_own_garbage(child: Child) -> None:
+    before = child.ask("litter", 60)
+    assert child.ask("litter", 60) < before + (64 << 10)
 
 
 def test_a_hang_ends_at_the_deadline_and_the_next_question_has_a_new_process(child: Child) -> None:

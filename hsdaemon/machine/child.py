@@ -144,7 +144,7 @@ def _live(line: Connection, serve: Callable[[Any], Any]) -> None:
 
 def _forget_the_parent(keep: int) -> None:
     """No descriptor, handler or finalizer of the parent: a stuck child must not hold its lock, bus or terminal."""
-    gc.disable()
+    gc.freeze()  # what is the parent's is never collected here; what the child makes is: it lives for weeks
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
