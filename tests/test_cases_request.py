@@ -193,6 +193,26 @@ def test_en_12_the_row_that_kills_the_engine_is_found_and_its_neighbours_are_don
     assert 2 <= engine.requests[7] <= 3  # one may have been cut before it was read
 
 
+def test_en_12_it_is_found_also_when_each_death_ends_the_worker_as_under_a_supervisor(tmp_path: Path) -> None:
+    job = rig(tmp_path, [10] * 20, attempts=1)
+    engine = job.engine({7: Fault("die")}, latency_s=0.02)
+
+    async def end_with_the_engine(worker: Worker) -> None:
+        while job.counts().open and not engine.died.is_set():
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.5)
+        worker.drain()
+
+    with engine:
+        for start in range(6):
+            job.work(end_with_the_engine)
+            if engine.died.is_set():
+                engine.restart(f"hs-{start}")
+    job.check_files(missing=[7])
+    assert job.reasons()[7][0] == "engine-lost"
+    assert 2 <= engine.requests[7] <= 3
+
+
 def test_503_and_429_cost_nothing(tmp_path: Path) -> None:
     job = rig(tmp_path, [10] * 6, attempts=1)
     with job.engine({1: Fault("status", 1, status=503, text="busy"), 2: Fault("status", 1, status=429)}) as engine:

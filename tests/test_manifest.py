@@ -14,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from hsdaemon.data import schema
 from hsdaemon.data.identity import IdentityMismatch, RunIdentity
 from hsdaemon.data.manifest import Claim, Done, LeaseLost, State
 from hsdaemon.data.sample import BadRow, Sample, default_name, digest
@@ -182,6 +183,31 @@ def test_claims_go_by_row_and_retried_rows_come_last(tmp_path: Path) -> None:
     assert manifest.retry(1, first[1].lease, "engine", "gone", charge=False) == 0
     again = manifest.claim(9)
     assert [(c.row, c.attempt, c.charged) for c in again] == [(1, 2, 0), (2, 1, 0), (3, 1, 0), (4, 1, 0), (0, 2, 1)]
+
+
+def test_deaths_of_the_engine_under_a_row_outlive_the_worker(tmp_path: Path) -> None:
+    manifest = filled(tmp_path / "m.db", 2)
+    for deaths in range(3):
+        claim = manifest.claim(1)[0]
+        assert (claim.row, claim.lost, claim.charged) == (0, deaths, 0)
+        manifest.retry(0, claim.lease, "engine-lost", "it broke", charge=False, lost=True)
+        manifest.close()
+        manifest = open_manifest(tmp_path / "m.db")
+        manifest.begin_epoch(f"e{deaths}")
+    manifest.fail(0, manifest.claim(1)[0].lease, "engine-lost", "three times")
+    assert manifest.revive([0]) == 1
+    assert manifest.claim(1)[0].lost == 0, "a person's retry is a fresh budget"
+
+
+def test_a_manifest_of_the_first_version_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as old:
+        old.setattr(schema, "STEPS", schema.STEPS[:1])
+        old.setattr(schema, "VERSION", 1)
+        made = create(tmp_path / "m.db", IDENTITY, "volume")
+        made.ingest([sample(i) for i in range(3)], 3, 30)
+        made.close()
+    manifest = open_manifest(tmp_path / "m.db")
+    assert [c.lost for c in manifest.claim(3)] == [0, 0, 0]
 
 
 def test_a_row_is_claimed_only_after_the_pass_has_come_by(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class LeaseLost(StoreError):
 class Claim:
     """A leased row. hint: for DataSet.read; the Sample read must have this digest, else `release` and wait for the
     ingest to notice the edit. attempt: 1 to 999, grows with every claim of the row (part of the request id, wraps);
-    charged: tries that counted against worker.attempts so far."""
+    charged: tries that counted against worker.attempts so far; lost: connections to the engine that broke under it."""
 
     row: int
     name: str
@@ -52,6 +52,7 @@ class Claim:
     attempt: int
     charged: int
     lease: int
+    lost: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -183,8 +184,9 @@ class Manifest(Protocol):
         """Give rows back untried (drain, engine gone): pending, nothing charged. Lost leases are ignored."""
         ...
 
-    def retry(self, row: int, lease: int, code: str, reason: str, *, charge: bool) -> int:
-        """Pending again, with the reason. Gives the charged tries including this one. Raises LeaseLost."""
+    def retry(self, row: int, lease: int, code: str, reason: str, *, charge: bool, lost: bool = False) -> int:
+        """Pending again, with the reason. lost: the engine died under it, which outlives this worker. Gives the charged
+        tries including this one. Raises LeaseLost."""
         ...
 
     def fail(self, row: int, lease: int, code: str, reason: str) -> None:

@@ -116,8 +116,8 @@ class Passes(Database):
             self.db.execute("UPDATE rows SET hint = ? WHERE row = ? AND hint <> ?", (entry.hint, entry.row, entry.hint))
             return False
         self.db.execute(
-            "UPDATE rows SET state = 0, lease = NULL, charged = 0, tokens = ?, digest = ?, hint = ?, name = ?,"
-            f" {NO_FILE} WHERE row = ?",
+            "UPDATE rows SET state = 0, lease = NULL, charged = 0, lost = 0, tokens = ?, digest = ?, hint = ?,"
+            f" name = ?, {NO_FILE} WHERE row = ?",
             (entry.tokens, entry.digest, entry.hint, _stored_name(entry), entry.row),
         )
         return True

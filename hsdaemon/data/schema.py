@@ -60,7 +60,10 @@ CREATE TABLE progress (
 ) WITHOUT ROWID;
 """
 
-STEPS = (_V1,)  # STEPS[n] leads from version n to n + 1
+# lost: connections to the engine that broke under a row since it was last done, or given a fresh budget
+_V2 = "ALTER TABLE rows ADD COLUMN lost INTEGER NOT NULL DEFAULT 0"
+
+STEPS = (_V1, _V2)  # STEPS[n] leads from version n to n + 1
 VERSION = len(STEPS)
 
 

@@ -79,7 +79,7 @@ class SqliteManifest(Passes):
 
     def claim(self, n: int) -> list[Claim]:
         found = self.all(
-            "SELECT row, name, tokens, digest, hint, tries, charged FROM rows WHERE state = 0 AND row < ?"
+            "SELECT row, name, tokens, digest, hint, tries, charged, lost FROM rows WHERE state = 0 AND row < ?"
             " ORDER BY charged, row LIMIT ?",
             (self.meta("scan_row"), n),
         )
@@ -88,7 +88,7 @@ class SqliteManifest(Passes):
         with self.write():
             lease = self.meta("lease")
             claims = []
-            for row, name, tokens, digest, hint, tries, charged in found:
+            for row, name, tokens, digest, hint, tries, charged, lost in found:
                 lease += 1
                 self.db.execute(
                     "UPDATE rows SET state = 1, lease = ?, tries = tries + 1"
@@ -97,7 +97,7 @@ class SqliteManifest(Passes):
                 )
                 if self.db.changes():
                     shown = name or default_name(row)
-                    claims.append(Claim(row, shown, tokens, digest, hint, tries % 999 + 1, charged, lease))
+                    claims.append(Claim(row, shown, tokens, digest, hint, tries % 999 + 1, charged, lease, lost))
             self.put("lease", lease)
         return claims
 
@@ -145,12 +145,12 @@ class SqliteManifest(Passes):
                     (c.row, c.lease),
                 )
 
-    def retry(self, row: int, lease: int, code: str, reason: str, *, charge: bool) -> int:
+    def retry(self, row: int, lease: int, code: str, reason: str, *, charge: bool, lost: bool = False) -> int:
         with self.write():
             changed = self.one(
-                "UPDATE rows SET state = 0, lease = NULL, charged = charged + ?"
+                "UPDATE rows SET state = 0, lease = NULL, charged = charged + ?, lost = lost + ?"
                 " WHERE row = ? AND lease = ? AND state = 1 RETURNING charged",
-                (int(charge), row, lease),
+                (int(charge), int(lost), row, lease),
             )
             if changed is None:
                 raise LeaseLost([row])
@@ -228,7 +228,7 @@ class SqliteManifest(Passes):
         changed = 0
         with self.write():
             for bound in [()] if rows is None else [(row,) for row in rows]:
-                self.db.execute(f"UPDATE rows SET state = 0, charged = 0 WHERE state = 3{wanted}", bound)
+                self.db.execute(f"UPDATE rows SET state = 0, charged = 0, lost = 0 WHERE state = 3{wanted}", bound)
                 changed += self.db.changes()
         return changed
 
@@ -245,7 +245,7 @@ class SqliteManifest(Passes):
         with self.write():
             for row in rows:
                 self.db.execute(
-                    f"UPDATE rows SET state = 0, charged = 0, {NO_FILE} WHERE row = ? AND state = 2", (row,)
+                    f"UPDATE rows SET state = 0, charged = 0, lost = 0, {NO_FILE} WHERE row = ? AND state = 2", (row,)
                 )
                 if self.db.changes():
                     changed += 1

@@ -23,7 +23,7 @@ from hsdaemon.errors import Fatal, HsError, Transient
 from hsdaemon.work import client, decide
 from hsdaemon.work.admission import Admission, Queue, TooLarge
 from hsdaemon.work.checks import Wanted
-from hsdaemon.work.decide import Fail, Failure, Kind, Retry, Stop
+from hsdaemon.work.decide import Fail, Failure, Kind, Stop
 from hsdaemon.work.desk import Desk
 from hsdaemon.work.finder import Finder
 from hsdaemon.work.pause import Pause
@@ -88,7 +88,6 @@ class Worker:
         self._changed = asyncio.Event()
         self._rows: dict[asyncio.Task[None], Claim] = {}
         self._not_before: dict[int, float] = {}
-        self._losses: dict[int, int] = {}  # row -> connections lost under it since it was last done
         self._live: set[wire.RequestId] = set()
         self._sent: set[int] = set()
         self._largest = 0  # bytes of the largest dump so far
@@ -232,7 +231,7 @@ class Worker:
         await self._backoff(claim.row)
         sample = await self._read(claim)
         size = self.parts.wanted.layout(sample.tokens).total
-        lone = decide.alone(self._losses.get(claim.row, 0))
+        lone = decide.alone(claim.lost)
         try:
             async with self._admission.admitted(size, alone=lone):
                 await self.pause.clear()
@@ -265,18 +264,13 @@ class Worker:
         self.meter.add(now, claim.tokens, done.size)
         self._stall.progress(now)
         self._streak.success()
-        self._losses.pop(claim.row, None)
         self._largest = max(self._largest, size)
 
     async def _failed(self, claim: Claim, failure: Failure) -> None:
         limits, manifest = self.parts.config.worker, self.parts.manifest
         self.retries += 1
-        if failure.kind is Kind.lost:
-            self._losses[claim.row] = self._losses.get(claim.row, 0) + 1
-        losses = self._losses.get(claim.row, 0)
-        verdict = decide.after(failure, claim.charged, losses, limits.attempts, limits.backoff_s)
-        if not isinstance(verdict, Retry):
-            self._losses.pop(claim.row, None)
+        lost = failure.kind is Kind.lost
+        verdict = decide.after(failure, claim.charged, claim.lost + lost, limits.attempts, limits.backoff_s)
         _log.warning("try failed", row=claim.row, sample=claim.name, code=failure.code, reason=failure.reason)
         where = (claim.row, claim.lease, failure.code)
         if isinstance(verdict, Fail):
@@ -287,7 +281,7 @@ class Worker:
             raise RunStopped(f"cannot go on: {verdict.cause}")
         else:
             self._not_before[claim.row] = self._clock() + verdict.wait_s
-            await self._desk.do(manifest.retry, *where, failure.reason, charge=verdict.charge)
+            await self._desk.do(manifest.retry, *where, failure.reason, charge=verdict.charge, lost=lost)
         stop = self._streak.failure(claim.row, claim.charged, failure)
         if stop is not None:
             raise RunStopped(f"cannot go on: {stop.cause}")
