@@ -106,6 +106,12 @@ patch-check: $(READY) ## every patch on the released files of its SGLang: applie
 engines-check: $(READY) ## real servers of four releases, three of them without plugins: states equal transformers
 	@$(PY) -m bench.engines $(RELEASES)
 
+# GPU_PYTHON: one that has SGLang for CUDA and this package; .venv has it for the CPU.
+GPU_PYTHON ?= $(PY)
+.PHONY: gpu-check
+gpu-check: $(READY) ## the capture on one CUDA GPU, under 8 minutes: cost, states, GB/s; GPU_PYTHON=/path/to/python
+	@$(GPU_PYTHON) bench/gpu_check.py $(ARGS)
+
 .PHONY: bench
 bench: $(READY) $(SYSTEM) $(REAL) ## every measurement, about 20 minutes; results, table and plot go into docs/; KINDS="write verify" does these
 	@$(PY) -m bench.all $(KINDS)

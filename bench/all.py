@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import apsw
 
@@ -68,8 +69,7 @@ def measure(name: str, words: tuple[str, ...]) -> bool:
     """Run one, keep its result. False when it gave none, or missed its goal."""
     shown = shlex.join(("python", *words))
     print(f"--- {shown}", flush=True)
-    load = round(os.getloadavg()[0], 1)
-    begun, date = time.monotonic(), dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    load, begun, date = load_now(), time.monotonic(), dt.datetime.now(dt.UTC)
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     command = ["timeout", f"{MOST_S:.0f}", sys.executable, *words]  # TERM, so that servers and boxes are ended, too
     done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=False)
@@ -77,13 +77,22 @@ def measure(name: str, words: tuple[str, ...]) -> bool:
     found = LINE.findall(done.stdout)
     if not found:
         return False
+    values = {key: number(value) for key, _, value in (pair.partition("=") for pair in found[-1].split())}
+    keep(name, shown, values, done.returncode, date, time.monotonic() - begun, load)
+    return done.returncode == 0
+
+
+def keep(
+    name: str, shown: str, values: dict[str, Any], code: int, date: dt.datetime, seconds: float, load: float
+) -> None:
+    """Write a result into docs/bench; the page is made of what lies there."""
     result = {
         "name": name,
         "command": shown,
-        "values": {key: number(value) for key, _, value in (pair.partition("=") for pair in found[-1].split())},
-        "exit": done.returncode,
-        "date": date,
-        "seconds": round(time.monotonic() - begun),
+        "values": values,
+        "exit": code,
+        "date": date.isoformat(timespec="seconds"),
+        "seconds": round(seconds),
         "load": load,
         "machine": machine(),
         "versions": versions(),
@@ -91,7 +100,10 @@ def measure(name: str, words: tuple[str, ...]) -> bool:
     folder = page.DOCS / "bench"
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
-    return done.returncode == 0
+
+
+def load_now() -> float:
+    return round(os.getloadavg()[0], 1)
 
 
 def number(text: str) -> int | float | str:

@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from bench.load import answers
 from hsdaemon import wire
 from hsdaemon.demo import models, reference
 from hsdaemon.engine import endpoint, patch
@@ -170,18 +170,10 @@ def ready(server: subprocess.Popen[bytes], work: Path, deadline: float) -> endpo
         if server.poll() is not None:
             break
         found = endpoint.read(str(work / "run"))
-        if found is not None and found.pid == server.pid and answers(f"{found.url}/health"):
+        if found is not None and found.pid == server.pid and answers(found.url):
             return found
         time.sleep(0.5)
     raise SystemExit(f"cannot start the server: see the last file of {work / 'log'}")
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as reply:
-            return reply.status == 200
-    except (urllib.error.URLError, OSError):
-        return False
 
 
 def ask(engine: endpoint.Endpoint, spool: Path, row: int, ids: list[int]) -> Array:

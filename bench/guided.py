@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import atheris
+import atheris  # type: ignore[import-untyped]  # ships no types
 import structlog
 
 ROOT = Path(__file__).resolve().parents[1]

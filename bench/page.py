@@ -21,12 +21,15 @@ WHAT = {
     "compress": "byte split + zstd of stored states (SmolLM2-135M, English), one core",
     "simulate": "simulated hosts, one core",
     "idle": "the supervisor at rest, a real systemd with eight scripted GPUs",
+    "gpu": "one CUDA GPU: prefill with the capture on against off and against a server without it, states against "
+    "transformers, GB/s into the spool; Qwen3-8B's shape and a slice of Kimi-K2.5's, random weights",
 }
 GOALS = {
     "write": "vs_dd >= 1, vs_torch >= 3",
     "manifest": "status_s < 1, resume_s < 3, peak_mb < 300, commits_s >= 300",
     "capture": "ratio >= 0.97",
     "idle": "rss_mb < 60, cpu_pct < 0.5",
+    "gpu": "on_off, on_bare >= 0.98, ids exact, rel_err <= 0.03",
 }
 HEAD = """\
 # Benchmarks

@@ -53,6 +53,6 @@ def test_the_plot_is_well_formed_and_higher_is_more() -> None:
 
 
 def test_every_measurement_is_known_to_the_page_and_its_last_line_is_read() -> None:
-    assert {name.partition("-")[0] for name in bench.BENCHES} == set(page.WHAT)
+    assert {name.partition("-")[0] for name in bench.BENCHES} | {"gpu"} == set(page.WHAT)
     assert bench.LINE.findall("noise\nbench-write: publish_mb_s=12 vs_dd=1.20\n") == ["publish_mb_s=12 vs_dd=1.20"]
     assert [bench.number(text) for text in ("12", "1.20", "x")] == [12, 1.2, "x"]

@@ -44,6 +44,11 @@ class Actor:
                 start_new_session=True,
             )
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def ended(self, wait_s: float = 0.0) -> int | None:
         """The exit code, waiting at most `wait_s` for it; None while it runs."""
         assert self._process is not None
@@ -80,8 +85,7 @@ class Actor:
 
     def _family(self) -> list[psutil.Process]:
         """The process, its descendants, and whoever else is left in its session."""
-        assert self._process is not None
-        session = self._process.pid
+        session = self.pid
         found = []
         for process in psutil.process_iter():
             try:

@@ -61,7 +61,7 @@ def batch_states(
     hooks.append(body.norm.register_forward_hook(final))
     try:
         with torch.no_grad():
-            model(input_ids=torch.tensor([list(ids) for ids in rows]), use_cache=False)
+            model(input_ids=torch.tensor([list(ids) for ids in rows], device=model.device), use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()

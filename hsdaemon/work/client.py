@@ -33,7 +33,7 @@ def session() -> aiohttp.ClientSession:
 async def generate(
     http: aiohttp.ClientSession,
     url: str,
-    rid: wire.RequestId,
+    rid: wire.RequestId | str,
     ids: npt.NDArray[np.int64],
     new_tokens: int,
     limit_s: float,
