@@ -109,7 +109,7 @@ engines-check: $(READY) ## real servers of four releases, three of them without 
 # GPU_PYTHON: one that has SGLang for CUDA and this package; .venv has it for the CPU.
 GPU_PYTHON ?= $(PY)
 .PHONY: gpu-check
-gpu-check: $(READY) ## the capture on one CUDA GPU, under 8 minutes: cost, states, GB/s; GPU_PYTHON=/path/to/python
+gpu-check: $(if $(filter $(PY),$(GPU_PYTHON)),$(READY)) ## the capture on one CUDA GPU, under 8 minutes: cost, states, GB/s; GPU_PYTHON=/path/to/python
 	@$(GPU_PYTHON) bench/gpu_check.py $(ARGS)
 
 .PHONY: bench
