@@ -281,6 +281,8 @@ class FakeManifest:
         w = self.world
         if w.blind_manifest:
             return m.Unreadable("manifest", "busy", w.blind_manifest)
+        if w.volume in ("not-mounted", "no-marker"):
+            return None  # an empty folder
         if w.volume != "ok":
             return m.Unreadable("manifest", "no volume", "hang")
         if w.unadopted:

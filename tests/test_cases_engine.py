@@ -167,6 +167,17 @@ def test_en_13_the_budget_survives_a_reboot_and_a_person_ends_it() -> None:
     assert plan_of(booted, events=[*events, budget.Reset(NOW)]).reason == "engine-start"
 
 
+def test_en_13_a_volume_that_is_late_is_no_progress() -> None:
+    """Below its mount point there is neither a manifest nor a sample."""
+    away = rest(now=replace(NOW, boot="boot-2"), volume=m.Volume("not-mounted"), progress=None)
+    past = past_of(away, events=crashes(3))
+    assert budget.failures(past, m.ENGINE_UNIT, "boot-2") == 3
+    there = rest(now=replace(NOW, boot="boot-2"))
+    assert plan_with(there, budget.look(past, there, CONFIG)).reason in ("engine-budget", "gpus-settling")
+    stop = budget.Acted(NOW, m.StopWorker("w1", "volume-absent"), budget.settled_of(away))
+    assert budget.failures(past_of(rest(), events=[*crashes(3), stop]), m.ENGINE_UNIT, NOW.boot) == 3
+
+
 def test_en_13_starts_cut_by_reboots_weigh_less_but_not_nothing() -> None:
     cut: list[budget.Event] = [acted(m.StartEngine("", 30000, "w"), 10, f"old-{n}") for n in range(11)]
     assert plan_of(rest(), events=cut).reason == "engine-start"

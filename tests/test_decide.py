@@ -106,6 +106,14 @@ def test_an_adoption_shows_how_far_it_is_while_the_engine_loads_and_after() -> N
     assert (waits.reason, "1234" in waits.sentence) == ("scan-running", True)
 
 
+def test_scans_that_reboots_cut_are_not_held_against_the_next_one() -> None:
+    seen = rest(progress=m.Unadopted(), scan_unit=m.Unit(m.SCAN_UNIT, active="failed", result="oom-kill"))
+    cut = [acted(m.StartScan(""), 10, f"old-{n}") for n in range(3)]
+    assert plan_of(seen, events=[*cut, acted(m.StartScan(""), 20)]).reason == "scan-wait"
+    here = [acted(m.StartScan(""), 900 - n) for n in range(3)]
+    assert plan_of(seen, events=here).reason == "scan-failed"
+
+
 def test_named_gpus_are_cleared_for_an_engine_on_the_cpu_too() -> None:
     config = tuned(CONFIG, engine={"device": "cpu"}, gpus={"uuids": ("GPU-0", "GPU-1")})
     held = rest(gpus=gpus(75_800), holders=(holder(),), units=(VLLM_UP,))

@@ -72,7 +72,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """How often the same thing was tried on the same identity."""
+    """How often the same thing was tried on the same identity, in one boot."""
 
     key: str
     count: int
@@ -230,7 +230,8 @@ def _count(past: Past, key: str, now: m.Now) -> Past:
         return past
     old = past.tried(key)
     first = old.first_s if old and old.boot == now.boot else now.mono_s
-    new = Tries(key, (old.count if old else 0) + 1, first, now.mono_s, now.boot)
+    count = old.count if old and old.boot == now.boot else 0
+    new = Tries(key, count + 1, first, now.mono_s, now.boot)
     return replace(past, tries=(*(t for t in past.tries if t.key != key), new)[-KEPT:])
 
 
@@ -374,10 +375,12 @@ def _changed(old: Mark, value: float, now_s: float) -> bool:
 
 
 def settled_of(seen: m.Observation) -> int | None:
-    """Samples settled, or None when that is not known. Neither manifest nor samples is zero."""
-    if isinstance(seen.progress, m.Unreadable | m.Unadopted):
-        return None
-    return seen.progress.settled if seen.progress else 0
+    """Samples settled, or None when that is not known. Neither manifest nor samples is zero, on a volume that is there:
+    below an empty mount point it says nothing, and must not look like progress."""
+    if isinstance(seen.progress, m.Progress):
+        return seen.progress.settled
+    there = isinstance(seen.volume, m.Volume) and seen.volume.verdict == "ok"
+    return 0 if seen.progress is None and there else None
 
 
 # --- numbers for decisions --------------------------------------------------------------------------------------------
