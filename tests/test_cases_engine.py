@@ -100,6 +100,31 @@ def test_en_06_workers_that_give_up_by_themselves_hide_no_hung_engine() -> None:
     assert plan_of(busy(worker=down), 70, again).reason == "stalled"
 
 
+def test_en_06_workers_that_we_stopped_or_that_never_began_accuse_no_engine() -> None:
+    """A disk that goes away twice, or a bus that is busy, is not the engine's fault."""
+    down = m.Worker(m.Unit(m.WORKER_UNIT, invocation="w3", since_s=4990))
+    events: list[budget.Event] = []
+    for i in range(2):
+        events += [acted(m.StartWorker("e1", f"w{i}"), 300 - i), acted(m.StopWorker(f"w{i}", "volume-absent"), 290 - i)]
+        start = m.StartWorker("e1", f"v{i}")
+        events += [acted(start, 280 - i), budget.Ended(NOW, start, m.Outcome("failed", "dbus is down"))]
+    assert kinds(plan_of(busy(worker=down), 70, events)) != ["StopEngine"]
+
+
+def test_rs_07_a_worker_that_waits_for_its_disk_is_no_stall() -> None:
+    """It fills the disk itself, up to less than a sample above the floor: there the first rung sees room."""
+    paused = busy(worker=m.Worker(WORKER, paused="130 MiB free, 146 MiB needed"))
+    past = past_of(paused, looked_s=3000)
+    plan = plan_with(paused, past)
+    assert (plan.reason, plan.actions) == ("worker-paused", ())
+    assert "146 MiB needed" in plan.sentence
+    after = busy(now=replace(NOW, mono_s=NOW.mono_s + 5))
+    past = budget.look(past, after, CONFIG)
+    assert plan_with(after, past).reason == "extracting", "it has just begun again"
+    later = busy(now=replace(NOW, mono_s=NOW.mono_s + 70))
+    assert plan_with(later, budget.look(past, later, CONFIG)).reason == "worker-stalled"
+
+
 def test_en_06_new_samples_wipe_what_was_held_against_them() -> None:
     first = acted(m.StopWorker("w0", "worker-stalled"), 200, settled=41)
     second = acted(m.StopEngine("e0", "engine-stalled"), 150, settled=41)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import struct
 import subprocess
@@ -14,9 +15,10 @@ from sdbox import until
 
 from hsdaemon import wire
 from hsdaemon.config import Output
-from hsdaemon.core.model import Spool, Unreadable, Volume
+from hsdaemon.core.model import WORKER_UNIT, Spool, Unit, Unreadable, Volume
 from hsdaemon.data.probes import ManifestProbe, SpoolProbe, VolumeProbe
 from hsdaemon.data.volume import MARKER, init_volume
+from hsdaemon.work.probe import WorkerProbe
 
 
 class Disk:
@@ -207,3 +209,24 @@ def test_sp_02_the_spool_is_counted_and_swept_of_dead_epochs_alone(tmp_path: Pat
     assert probe.read() == Spool(15, 2, 0)
     assert (root / "foreign").exists()
     probe.close()
+
+
+def test_rs_07_a_pause_of_the_worker_is_believed_while_it_is_fresh_and_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "worker.json"
+    words = {"sentence": "paused at 3/9", "stopped_by": "", "waits_for": "room", "pid": 7, "phase": "paused"}
+    unit = Unit(WORKER_UNIT, active="active", pids=(7,))
+
+    def paused(unit: Unit = unit, **more: object) -> str:
+        file.write_text(json.dumps({**words, **more}))
+        seen = WorkerProbe(str(tmp_path)).read(unit)
+        assert not isinstance(seen, Unreadable)
+        return seen.paused
+
+    assert paused() == "room"
+    assert paused(phase="working") == ""
+    assert paused(Unit(WORKER_UNIT, active="failed")) == ""
+    assert paused(pid=8) == "", "an earlier worker's"
+    os.utime(file, (1, 1))
+    seen = WorkerProbe(str(tmp_path)).read(unit)
+    assert not isinstance(seen, Unreadable)
+    assert seen.paused == "", "it hangs: nobody has said that for years"

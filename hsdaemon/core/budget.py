@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 
 from hsdaemon.config import Config
 from hsdaemon.core import model as m
+from hsdaemon.core.reasons import CATALOGUE
 
 SCAN_KEY = "scan"
 KEPT = 256  # tries and evictions that are remembered, the newest
 _CUTS_PER_FAILURE = 4  # a start that a reboot cut short says little about the engine, but not nothing
 _NO_FAILURE = ("engine-reload", "finishing")  # stops of the engine that are not its fault
+_STALLED = ("worker-stalled", "engine-stalled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +238,7 @@ def _count(past: Past, key: str, now: m.Now) -> Past:
 
 
 def _stall(past: Past, unit: str, code: str, settled: int | None) -> tuple[tuple[str, int | None], ...]:
-    stalled = code in ("worker-stalled", "engine-stalled")
-    return (*past.stalls, (unit, settled)) if stalled else past.stalls
+    return (*past.stalls, (unit, settled)) if code in _STALLED else past.stalls
 
 
 def _end(past: Past, unit: str, cause: str, now: m.Now) -> Past:
@@ -359,6 +360,8 @@ def _marks(past: Past, seen: m.Observation) -> tuple[Mark, ...]:
         values["cpu"] = seen.engine.cpu_s
     if not isinstance(seen.gpus, m.Unreadable):
         values["memory"] = sum(g.used_mib or 0 for g in seen.gpus)
+    if not isinstance(seen.worker, m.Unreadable):
+        values["paused"] = float(bool(seen.worker.paused))
     kept = {mark.key: mark for mark in past.marks}
     for key, value in values.items():
         old = kept.get(key)
@@ -391,6 +394,13 @@ def failures(past: Past, unit: str, boot: str) -> int:
     starts = [s for s in past.starts if s.unit == unit]
     failed = sum(bool(s.ended) and s.ended not in _NO_FAILURE and not s.ended.startswith("not started") for s in starts)
     return failed + sum(not s.ended and s.boot != boot for s in starts) // _CUTS_PER_FAILURE
+
+
+def fruitless(start: Start) -> bool:
+    """Whether a worker ended by itself, or was stopped for want of progress. One that was stopped for another reason,
+    such as a disk that went away, or that was never started says nothing about the engine."""
+    told = start.ended in CATALOGUE and start.ended not in _STALLED
+    return bool(start.ended) and not told and not start.ended.startswith("not started")
 
 
 def wait_s(past: Past, unit: str, now: m.Now, first_s: float, most_s: float) -> float:

@@ -109,9 +109,12 @@ def work_running(config: Config, seen: m.Observation, past: Past) -> m.Plan | No
 
 
 def _stalled(config: Config, seen: m.Observation, worker: m.Worker, past: Past) -> m.Plan | None:
-    """No progress: first another worker, then another engine, then a person."""
-    moved = past.mark("settled")
-    since = max(worker.unit.since_s, moved.since_s if moved else seen.now.mono_s)
+    """No progress: first another worker, then another engine, then a person. A pause for the disk is no stall: the
+    worker itself fills a disk up to less than a sample above the floor at which the first rung would see it."""
+    if worker.paused:
+        return plan("work_running", "worker-paused", cause=worker.paused)
+    moved, paused = past.mark("settled"), past.mark("paused")
+    since = max(worker.unit.since_s, moved.since_s if moved else seen.now.mono_s, paused.since_s if paused else 0.0)
     age = seen.now.mono_s - since
     if age <= config.supervisor.stall_s or isinstance(seen.progress, m.Unreadable):
         return None
@@ -139,7 +142,7 @@ def _gave_up(config: Config, seen: m.Observation, past: Past) -> float | None:
     tries = [
         s
         for s in past.starts
-        if s.unit == m.WORKER_UNIT and s.boot == seen.now.boot and s.ended and s.at_s > engine.unit.since_s
+        if s.unit == m.WORKER_UNIT and s.boot == seen.now.boot and budget.fruitless(s) and s.at_s > engine.unit.since_s
     ]
     if len(tries) < GAVE_UP:
         return None

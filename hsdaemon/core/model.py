@@ -178,12 +178,13 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """The worker; `code` and `detail` are its own last words when it stopped."""
+    """The worker; `code` and `detail` are its last words when it stopped, `paused` is why it waits for its disk now."""
 
     unit: Unit
     said: str = ""
     code: str = ""
     detail: str = ""
+    paused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
