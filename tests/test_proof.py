@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from fake_engine import Answer, Fault
 from rig import Rig, rows
 
 from hsdaemon.cli import main
+from hsdaemon.core.model import Proof
 from hsdaemon.data import lock
 from hsdaemon.machine.proof import ProofFiles
 
@@ -190,3 +192,55 @@ def test_a_proof_that_cannot_be_made_says_why_and_accuses_no_engine(rig: Rig) ->
         assert proved(rig)[1].code == "blocked"
         (rig.root / "data.jsonl").unlink()
         assert proved(rig)[1].code == "blocked"
+
+
+def test_a_proof_by_hand_beside_a_worker_takes_nothing_from_a_good_verdict(rig: Rig) -> None:
+    """Else the supervisor would stop the worker of an engine that it has just proved."""
+    files = ProofFiles(str(rig.root / "run"))
+    files.prepare("e1")
+    files.answer(Proof("e1", True), ["shown"])
+    (rig.root / "config.toml").write_text(rig.toml())
+    held = lock.acquire(rig.root / "out")
+    try:
+        assert main(["prove", "-c", str(rig.root / "config.toml")]) == 75
+    finally:
+        held.release()
+    assert files.read() == Proof("e1", True)
+    files.prepare("e2")
+    files.answer(Proof("e2", False, "blocked", "words"), [])
+    assert files.read() == Proof("e2", False, "blocked", "words"), "of another start it says nothing"
+
+
+@pytest.mark.root
+def test_a_verdict_that_root_has_written_can_be_replaced_by_the_proof_s_account(tmp_path: Path) -> None:
+    """In a sticky folder nobody replaces a file of root's: no engine could be proved any more until a reboot."""
+    if os.geteuid() != 0:
+        pytest.skip("only root gives files away")
+    run = tmp_path / "run"
+    run.mkdir()
+    os.chown(run, 0, 54321)
+    run.chmod(0o1775)
+    tmp_path.chmod(0o755)
+    for folder in tmp_path.parents:
+        if folder.stat().st_uid == 0 and folder.name.startswith("pytest"):
+            folder.chmod(0o755)
+    files = ProofFiles(str(run))
+
+    def as_account(number: int) -> int:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.setgroups([])
+                os.setgid(54321)
+                os.setuid(54321)
+                files.answer(Proof(f"e{number}", True), [])
+                code = 0
+            finally:
+                os._exit(code)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert as_account(1) == 0
+    files.answer(Proof("e2", False, "blocked", "by hand, as root"), [])
+    assert as_account(3) == 0
+    assert files.read() == Proof("e3", True)

@@ -139,7 +139,8 @@ def twice(folder: Path, write: Callable[[], None], needed: int = 0) -> None:
 
 
 def replace(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Put `data` under `path`: old or new content after any crash, never a mixture. Raises DiskFull, BadVolume."""
+    """Put `data` under `path`: old or new content after any crash, never a mixture. A file that root replaces stays its
+    owner's, who could not replace it any more in a sticky folder. Raises DiskFull, BadVolume."""
     twice(path.parent, lambda: _replace(path, data, mode), len(data))
 
 
@@ -149,6 +150,7 @@ def _replace(path: Path, data: bytes, mode: int) -> None:
     try:
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
+            _same_owner(fd, path)
             write_all(fd, memoryview(data))
             sync(fd)  # before the rename: a crash in between leaves the old content and a draft
         finally:
@@ -158,6 +160,13 @@ def _replace(path: Path, data: bytes, mode: int) -> None:
         draft.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)  # a crash before it leaves the old or the new content, whole
+
+
+def _same_owner(fd: int, path: Path) -> None:
+    if os.geteuid() == 0:
+        with contextlib.suppress(FileNotFoundError):
+            old = path.lstat()
+            os.fchown(fd, old.st_uid, old.st_gid)
 
 
 def append(path: Path, line: bytes) -> None:

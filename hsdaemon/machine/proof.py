@@ -51,7 +51,11 @@ class ProofFiles:
             return ""
 
     def answer(self, proof: Proof, steps: Sequence[str]) -> None:
-        """Write the verdict. A crash before it leaves an older one, about another invocation. Raises OSError."""
+        """Write the verdict. A crash before it leaves an older one, about another invocation. A proof that could not be
+        made takes nothing from a good verdict about the same start. Raises OSError."""
+        last = self.read()
+        if proof.code == "blocked" and isinstance(last, Proof) and last.ok and last.invocation == proof.invocation:
+            return
         fields = {"invocation": proof.invocation, "ok": proof.ok, "code": proof.code, "detail": proof.detail}
         disk.replace(self._run / ANSWER, json.dumps({**fields, "steps": list(steps)}).encode())
 
