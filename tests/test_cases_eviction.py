@@ -9,7 +9,7 @@ from scenes import NOW, VLLM_UP, acted, gpus, holder, kinds, plan_of, rest
 from world import CONFIG, VLLM, tuned
 
 from hsdaemon.config import EvictUnit
-from hsdaemon.core import budget
+from hsdaemon.core import budget, safety
 from hsdaemon.core import model as m
 from hsdaemon.core.decide import decide
 
@@ -164,6 +164,19 @@ def test_ev_15_a_short_visitor_is_no_holder() -> None:
         past = budget.look(budget.Past(), seen, CONFIG)
         plan = decide(CONFIG, seen, past)
         assert (plan.reason, plan.actions) == ("holder-new", ())
+
+
+def test_ev_15_a_unit_that_crashes_and_is_started_again_all_the_time_is_seen_all_the_same() -> None:
+    """A new run at every look: without an end to the looking, the engine would never start."""
+    past, reasons = budget.Past(), []
+    for second in range(0, 40, 2):
+        unit = replace(VLLM_UP, invocation=f"v{second}", main_pid=second, pids=(second,))
+        seen = rest(units=(unit,), now=replace(NOW, mono_s=5000.0 + second))
+        past = budget.look(past, seen, CONFIG)
+        plan = safety.veto(decide(CONFIG, seen, past), CONFIG, seen, past)
+        reasons.append(plan.reason)
+    assert reasons == ["holder-new"] * 15 + ["evicting"] * 5
+    assert kinds(plan) == ["LeaseUnit", "DisableUnit", "StopUnit"], "the lease ends the loop"
 
 
 def test_ev_15_two_looks_need_time_between_them() -> None:

@@ -314,6 +314,7 @@ def _conditions(past: Past, seen: m.Observation, config: Config) -> Iterator[str
     if not isinstance(seen.units, m.Unreadable):
         yield from (f"unit:{u.name}:{u.invocation}" for u in seen.units if u.up or u.pids)
         yield from (f"left:{u.name}:{u.invocation}" for u in seen.units if not u.up and u.pids)
+        yield from (f"up:{u.name}" for u in seen.units if u.up)
     if not isinstance(seen.engine, m.Unreadable) and not seen.engine.unit.up and seen.engine.unit.pids:
         yield "left:engine"
     if not isinstance(seen.gpus, m.Unreadable):

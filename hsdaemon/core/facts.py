@@ -10,6 +10,7 @@ from hsdaemon.core import model as m
 from hsdaemon.core import reasons
 
 SIGHTING_S = 2.0  # two looks at least this far apart, before anything is done to a holder
+LOOP_S = 30.0  # a unit that is up at every look, each time as another run, is one that crashes and is started again
 KILLS = 2  # SIGKILLs at one target; more change nothing
 KILL_WAIT_S = 15.0
 T = TypeVar("T")

@@ -136,8 +136,10 @@ def _units(
 def _evict(config: Config, seen: m.Observation, past: Past, unit: m.Unit, how: str, gpus: str) -> m.Plan | None:
     """One step of an eviction: look twice, keep it down and stop it, wait, kill what is left, give up."""
     now = seen.now
-    sight = past.spell(f"unit:{unit.name}:{unit.invocation}")
-    if sight is None or sight.count < 2 or now.mono_s - sight.first_s < facts.SIGHTING_S:
+    sight, runs = past.spell(f"unit:{unit.name}:{unit.invocation}"), past.spell(f"up:{unit.name}")
+    twice = sight is not None and sight.count >= 2 and now.mono_s - sight.first_s >= facts.SIGHTING_S
+    loops = runs is not None and now.mono_s - runs.first_s >= facts.LOOP_S
+    if not (twice or loops):
         return plan("gpus_ours", "holder-new", who=unit.name, gpus=gpus, look_s=facts.SIGHTING_S)
     new = (unit.name, unit.invocation) not in past.evictions
     if new and budget.returns(past, unit.name) >= config.evict.budget:

@@ -102,15 +102,17 @@ def only_named_processes(action: m.Action, at: Scene) -> str | None:
 
 def seen_twice(action: m.Action, at: Scene) -> str | None:
     """Nobody is touched at first sight."""
+    looping = ""
     match action:
         case m.StopUnit(name, invocation) | m.KillUnit(name, invocation, _) if name != m.ENGINE_UNIT:
-            key = f"unit:{name}:{invocation}"
+            key, looping = f"unit:{name}:{invocation}", f"up:{name}" if isinstance(action, m.StopUnit) else ""
         case m.KillProcess(pid, ticks):
             key = f"holder:{pid}:{ticks}"
         case _:
             return None
     for spell in at.past.spells:
-        if spell.key == key and spell.count >= 2 and at.seen.now.mono_s - spell.first_s >= 1.0:
+        age = at.seen.now.mono_s - spell.first_s
+        if spell.count >= 2 and ((spell.key == key and age >= 1.0) or (spell.key == looping and age >= 20.0)):
             return None
     return f"{key} was seen once only"
 
