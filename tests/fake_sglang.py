@@ -102,6 +102,7 @@ class Sglang:
 
         class ModelRunner:
             is_draft_worker = False
+            device, gpu_id = "cpu", 0
 
             def __init__(self) -> None:
                 self.model: Any = None

@@ -135,6 +135,11 @@ def set_layers(model: Any, layers: Sequence[int]) -> tuple[int, ...]:
     raise Renamed(f"{type(model).__name__} does not take {list(layers)} as layers to capture")
 
 
+def gpu(runner: Any) -> int | None:
+    """The number of the GPU that this rank computes on, None on the CPU."""
+    return int(runner.gpu_id) if str(runner.device).startswith("cuda") else None
+
+
 def sizes(runner: Any) -> tuple[int, int, int]:
     """Decoder layers, columns of a state, and rows of the largest prefill that is to be expected."""
     config, args = runner.model_config, runner.server_args

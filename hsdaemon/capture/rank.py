@@ -10,6 +10,7 @@ import torch
 from hsdaemon import wire
 from hsdaemon.capture import compat, gather
 from hsdaemon.capture.attest import Attestor, blank
+from hsdaemon.capture.device import Cpu, Cuda
 from hsdaemon.capture.store import SampleFailed, Store, living_epoch
 from hsdaemon.capture.writer import Writer
 
@@ -50,13 +51,13 @@ class Rank:
         if config.norm == "pre":
             compat.body(model).norm.register_forward_hook(self._keep_pre)
         if ranks.attn_tp_rank == 0:
-            self._start(rows)
+            self._start(rows, compat.gpu(runner))
         self.attestor.say(stage="armed", loop_ids=loop)
         shown = ",".join(map(str, layers))
         where = f"rank={ranks.tp_rank} spool={config.spool}"
         log.info("%s layers=%s norm=%s %s", wire.ENABLED_LINE, shown, config.norm, where)
 
-    def _start(self, rows: int) -> None:
+    def _start(self, rows: int, gpu: int | None) -> None:
         said, config = self.attestor.said, self.config
         template = wire.DumpHeader(
             rid="",
@@ -75,7 +76,8 @@ class Rank:
         )
         self._store = Store(config, template)
         self._store.start()
-        self._writer = Writer(self._store, self._shape, config.buffers, config.wait_s, self.attestor.failed)
+        device = Cpu() if gpu is None else Cuda(gpu)
+        self._writer = Writer(self._store, self._shape, device, config.buffers, config.wait_s, self.attestor.failed)
         self._writer.start(rows)
 
     def _keep_pre(self, _module: Any, args: Any, result: Any) -> None:
@@ -128,7 +130,7 @@ class Rank:
         def fill(flat: torch.Tensor) -> None:
             gather.fill(flat, self._shape, pieces, batch.input_ids, layers, final)
 
-        writer.take(pieces, fill, final.device)
+        writer.take(pieces, fill)
 
     def _give_up(self, pieces: list[gather.Piece], error: Exception) -> None:
         code = error.code if isinstance(error, SampleFailed) else "capture"

@@ -1,4 +1,4 @@
-"""From the device to the spool without holding the engine: pinned buffers, one copy a forward, a writing thread.
+"""From the engine to the spool without holding it: a pool of buffers, one copy a forward, a writing thread.
 
 The pool of buffers is the back-pressure. An engine that finds none waits a bounded time, then gives up the samples of
 that forward and lives.
@@ -10,43 +10,37 @@ import dataclasses
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
+from hsdaemon.capture.device import Coming, Device, Fill
 from hsdaemon.capture.gather import Piece, Shape
 from hsdaemon.capture.store import SampleFailed, Store
 
 IDLE_S = 5.0  # without work, parts of dead requests are looked for this often
 
 
-def _cuda() -> Any:
-    """torch.cuda, whose classes are untyped."""
-    return torch.cuda
-
-
 class Slot:
     """One buffer on the host, grown to the largest forward that was seen."""
 
-    def __init__(self, pin: bool) -> None:
-        self._pin = pin
-        self.data = torch.empty(0, dtype=torch.uint8)
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.data = device.buffer(0)
 
     def room(self, size: int) -> torch.Tensor:
         if self.data.numel() < size:
-            self.data = torch.empty(size, dtype=torch.uint8, pin_memory=self._pin)
+            self.data = self._device.buffer(size)
         return self.data[:size]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Job:
-    """Rows of one forward on their way. `device`: kept until the copy is done, so that its memory is not reused."""
+    """Rows of one forward on their way."""
 
     slot: Slot
     rows: int
     pieces: tuple[Piece, ...]
-    done: torch.cuda.Event | None
-    device: torch.Tensor | None
+    coming: Coming
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,25 +53,31 @@ class Failure:
 
 
 class Writer:
-    """Owns the pool, the copy stream and the thread. failed: told of each error."""
+    """Owns the pool and the thread. failed: told of each error."""
 
-    def __init__(self, store: Store, shape: Shape, buffers: int, wait_s: float, failed: Callable[[str], None]) -> None:
-        self._store, self._shape, self._wait_s, self._failed = store, shape, wait_s, failed
-        self._cuda = torch.cuda.is_available()
-        self._stream = _cuda().Stream() if self._cuda else None
+    def __init__(
+        self,
+        store: Store,
+        shape: Shape,
+        device: Device,
+        buffers: int,
+        wait_s: float,
+        failed: Callable[[str], None],
+    ) -> None:
+        self._store, self._shape, self._device = store, shape, device
+        self._wait_s, self._failed = wait_s, failed
         self._free: queue.Queue[Slot] = queue.Queue()
         for _ in range(buffers):
-            self._free.put(Slot(self._cuda))
+            self._free.put(Slot(device))
         self._jobs: queue.Queue[Job | Failure | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="hsdaemon-writer", daemon=True)
 
     def start(self, rows: int) -> None:
         """Allocate buffers for forwards of `rows` rows, before any is due, and start the thread."""
-        if self._cuda:
-            slots = [self._free.get() for _ in range(self._free.qsize())]
-            for slot in slots:
-                slot.room(self._shape.bytes(rows))
-                self._free.put(slot)
+        slots = [self._free.get() for _ in range(self._free.qsize())]
+        for slot in slots:
+            slot.room(self._shape.bytes(rows))
+            self._free.put(slot)
         self._thread.start()
 
     def stop(self) -> None:
@@ -85,15 +85,17 @@ class Writer:
         self._jobs.put(None)
         self._thread.join()
 
-    def take(self, pieces: Sequence[Piece], fill: Callable[[torch.Tensor], None], device: torch.device) -> None:
-        """Queue one forward. fill: puts its rows into a flat buffer on `device`. Raises SampleFailed: no buffer."""
+    def take(self, pieces: Sequence[Piece], fill: Fill) -> None:
+        """Queue one forward. fill: puts its rows into a flat buffer. Raises SampleFailed: no buffer."""
         try:
             slot = self._free.get(timeout=self._wait_s)
         except queue.Empty:
             reason = f"no buffer in {self._wait_s:g} s: the spool's reader is too slow or has stopped"
             raise SampleFailed("stalled", reason) from None
         try:
-            self._jobs.put(self._job(slot, pieces, fill, device))
+            rows = sum(piece.count for piece in pieces)
+            coming = self._device.bring(slot.room(self._shape.bytes(rows)), fill)
+            self._jobs.put(Job(slot, rows, tuple(pieces), coming))
         except BaseException:
             self._free.put(slot)
             raise
@@ -102,25 +104,8 @@ class Writer:
         """Have error files written for `pieces`, in order with what is queued."""
         self._jobs.put(Failure(tuple(pieces), code, reason))
 
-    def _job(
-        self, slot: Slot, pieces: Sequence[Piece], fill: Callable[[torch.Tensor], None], device: torch.device
-    ) -> Job:
-        rows = sum(piece.count for piece in pieces)
-        size = self._shape.bytes(rows)
-        host = slot.room(size)
-        if device.type != "cuda" or self._stream is None:
-            fill(host)
-            return Job(slot, rows, tuple(pieces), None, None)
-        flat = torch.empty(size, dtype=torch.uint8, device=device)
-        fill(flat)
-        done = _cuda().Event()
-        self._stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(self._stream):
-            host.copy_(flat, non_blocking=True)
-            done.record(self._stream)
-        return Job(slot, rows, tuple(pieces), done, flat)
-
     def _run(self) -> None:
+        self._device.enter()
         while True:
             try:
                 if not self._next():
@@ -146,9 +131,8 @@ class Writer:
                 self._store.fail(piece.rid, job.code, job.reason)
             return
         try:
-            self._store.turn()
-            if job.done is not None:
-                job.done.synchronize()
+            job.coming.wait()
+            self._store.turn()  # after the wait: a slow forward leaves its samples their whole wait for room
             for piece in job.pieces:
                 self._piece(job, piece)
         finally:
