@@ -28,6 +28,7 @@ class Rank:
         self._shape = gather.Shape(0, 0, config.dtype, config.interleaved)
         self._store: Store | None = None
         self._writer: Writer | None = None
+        self._broken = ""  # the first cause, once there is one
 
     def arm(self, runner: Any) -> None:
         """The model is loaded: mark the layers, find the final norm, start the writer, attest. May raise anything."""
@@ -118,11 +119,13 @@ class Rank:
         """The layers in effect are still the ones that were set: something may have set others after the load."""
         said = self.attestor.said
         if said.stage == "broken":
-            raise SampleFailed("layers", said.last_error or "the capture is broken")
+            self._broken = self._broken or said.last_error or "the capture is broken"
+            raise SampleFailed("layers", self._broken)
         loop = compat.loop_ids(self._model)
         if loop != tuple(k + 1 for k in said.layers):
+            self._broken = f"the engine captures loop ids {list(loop)}, not layers {list(said.layers)}"
             self.attestor.say(stage="broken", loop_ids=loop)
-            raise SampleFailed("layers", f"the engine captures loop ids {list(loop)}, not layers {list(said.layers)}")
+            raise SampleFailed("layers", self._broken)
 
     def _take(
         self, writer: Writer, pieces: list[gather.Piece], batch: compat.Batch, layers: list[Any], final: Any
