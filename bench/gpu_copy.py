@@ -23,6 +23,7 @@ import torch
 
 from hsdaemon import wire
 from hsdaemon.capture import gather
+from hsdaemon.capture.device import Cpu, Cuda
 from hsdaemon.capture.store import Store
 from hsdaemon.capture.writer import Writer
 
@@ -92,7 +93,8 @@ def written(shape: gather.Shape, rows: int, forwards: int, spool: Path, device: 
         str(spool), str(spool), "", "plugin", layers, "post", shape.dtype, False, budget, WAIT_S, 3
     )
     failed: list[str] = []
-    writer = Writer(Store(told, header), shape, told.buffers, WAIT_S, failed.append)
+    ours = Cuda(torch.cuda.current_device()) if device.type == "cuda" else Cpu()
+    writer = Writer(Store(told, header), shape, ours, told.buffers, WAIT_S, failed.append)
     writer.start(rows)
     states = [torch.zeros(rows, shape.hidden, dtype=torch.bfloat16, device=device) for _ in range(AUX + 1)]
     ids = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -100,10 +102,10 @@ def written(shape: gather.Shape, rows: int, forwards: int, spool: Path, device: 
     taker = threading.Thread(target=take, args=(spool, ended))
     taker.start()
     try:
-        forward(writer, shape, rows, 0, states, ids, device)  # warms up
+        forward(writer, shape, rows, 0, states, ids)  # warms up
         begun = time.perf_counter()
         for number in range(1, forwards + 1):
-            forward(writer, shape, rows, number, states, ids, device)
+            forward(writer, shape, rows, number, states, ids)
         writer.stop()
         took = time.perf_counter() - begun
     finally:
@@ -114,16 +116,14 @@ def written(shape: gather.Shape, rows: int, forwards: int, spool: Path, device: 
     return round(shape.bytes(rows) * forwards / took / 1e9, 2)
 
 
-def forward(
-    writer: Writer, shape: gather.Shape, rows: int, number: int, states: list[Any], ids: Any, device: torch.device
-) -> None:
+def forward(writer: Writer, shape: gather.Shape, rows: int, number: int, states: list[Any], ids: Any) -> None:
     count = rows // PIECES
     pieces = [
         gather.Piece(wire.RequestId(EPOCH, number * PIECES + k, 0, count), 0, count, k * count, k * count)
         for k in range(PIECES)
     ]
     *layers, final = states
-    writer.take(pieces, lambda flat: gather.fill(flat, shape, pieces, ids, layers, final), device)
+    writer.take(pieces, lambda flat: gather.fill(flat, shape, pieces, ids, layers, final))
 
 
 def take(spool: Path, ended: threading.Event) -> None:
