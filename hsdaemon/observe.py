@@ -10,6 +10,7 @@ from hsdaemon.machine.ports import Ports
 def observe(ports: Ports, config: Config) -> m.Observation:
     """One look at the host. Each port answers within its own deadline."""
     now = ports.clock.now()
+    wishes = ports.wishes.read()  # before the engine: what is wished for is compared with what is read after the wish
     gpus: tuple[m.Gpu, ...] | m.Unreadable = ()
     holders: tuple[m.Holder, ...] | m.Unreadable = ()
     xids: tuple[m.Xid, ...] = ()
@@ -34,7 +35,7 @@ def observe(ports: Ports, config: Config) -> m.Observation:
         progress=ports.manifest.read(),
         spool=ports.spool.read(),
         xids=xids,
-        wishes=ports.wishes.read(),
+        wishes=wishes,
         scan_unit=scan,
     )
 

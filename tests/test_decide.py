@@ -131,6 +131,9 @@ def test_a_changed_argument_line_waits_for_the_next_stop_unless_asked() -> None:
     assert any("argument line changed" in note for note in plan_of(busy(engine=changed)).notes)
     asked: dict[str, Any] = {"engine": changed, "wishes": m.Wishes(reload_now=True)}
     assert kinds(plan_of(busy(**asked))) == ["StopWorker"]
+    drains = m.Worker(replace(WORKER, active="deactivating"))
+    waits = plan_of(busy(worker=drains, **asked))
+    assert (waits.reason, waits.actions) == ("worker-stopping", ()), "what is in flight needs the engine"
     assert kinds(plan_of(busy(worker=STOPPED, **asked))) == ["StopEngine"]
     assert plan_of(busy(wishes=m.Wishes(reload_now=True))).reason == "extracting", "nothing changed: nothing stops"
 

@@ -211,6 +211,34 @@ def test_a_supervisor_of_another_user_is_not_signalled_and_that_is_said(
             assert "run this as root" in capsys.readouterr().err
 
 
+def test_whoever_sees_the_wish_to_reload_now_knows_of_the_new_configuration(
+    job: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a turn that began with the old one would find nothing to do and take the wish as fulfilled."""
+    from fakes import ports
+    from world import CONFIG, World
+
+    from hsdaemon.observe import observe
+
+    order: list[str] = []
+
+    def note(what: str) -> int:
+        order.append(what)
+        return 1
+
+    monkeypatch.setattr(solo, "holder", lambda _run: 1)
+    monkeypatch.setattr(solo, "tell", lambda _run, _number: note("told"))
+    monkeypatch.setattr(WishFiles, "ask_reload", lambda _self: note("wish"))
+    assert main(["reload", "--now"]) == 0
+    assert order == ["told", "wish", "told"]
+    hands = ports(World(1))
+    wishes, engine = hands.wishes.read, hands.engine.read
+    hands.wishes.read = lambda: wishes() if note("sees wishes") else m.Wishes()  # type: ignore[method-assign]
+    hands.engine.read = lambda unit: engine(unit) if note("sees engine") else m.Engine(unit)  # type: ignore[method-assign]
+    observe(hands, CONFIG)
+    assert order[3:] == ["sees wishes", "sees engine"]
+
+
 def test_a_wish_that_cannot_be_taken_away_does_not_end_the_supervisor(
     job: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,8 +30,9 @@ def run(args: argparse.Namespace) -> int:
     config = load(args)
     if not solo.holder(config.paths.run):
         raise Transient("cannot reload: no supervisor runs; systemctl start hs-extract reads the file anyway")
-    if args.now:
-        WishFiles(config.paths.run).ask_reload()
     pid = solo.tell(config.paths.run, signal.SIGHUP)
+    if args.now:  # after the signal: whoever sees the wish knows of the new configuration
+        WishFiles(config.paths.run).ask_reload()
+        solo.tell(config.paths.run, signal.SIGHUP)  # and looks at once
     print(f"reload: asked pid={pid} now={'yes' if args.now else 'no'}")
     return EXIT_OK

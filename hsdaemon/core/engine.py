@@ -74,7 +74,9 @@ def _stop_for(config: Config, seen: m.Observation, engine: m.Engine) -> m.Plan |
         return None
     worker = facts.known(seen.worker)
     if worker and worker.unit.up:
-        return plan("engine_up", "engine-reload", m.StopWorker(worker.unit.invocation, "engine-reload"))
+        return plan("engine_up", "engine-reload", m.StopWorker(worker.unit.invocation, "engine-reload"), look_s=1.0)
+    if worker and not worker.unit.gone:
+        return plan("engine_up", "worker-stopping", look_s=1.0)
     return plan("engine_up", "engine-reload", m.StopEngine(unit.invocation, "engine-reload"))
 
 
