@@ -161,10 +161,17 @@ class History:
         past = budget.fold(self.past, event)
         with _said(self.folder):
             disk.append(self._events, line(event))
-            self.past = past
+        self.past = past
+        self._shorten()
+
+    def _shorten(self) -> None:
+        """Replace a long record by the past it folds to. A crash leaves the old file or the new one, which fold to the
+        same past; where it cannot be done, the next event tries again."""
+        try:
             if self._events.stat().st_size > MOST_BYTES:
-                # A crash here leaves the old file or the new one: both fold to the same past.
-                disk.replace(self._events, line(self.past) + b"\n")
+                disk.replace(self._events, line(budget.durable(self.past)) + b"\n")
+        except (OSError, HsError) as error:
+            log.warning("the record cannot be shortened", cause=str(error))
 
     def look(self, seen: m.Observation, config: Config) -> None:
         """Take a human's reset and record deaths that this look shows first, then fold the look itself. Raises as

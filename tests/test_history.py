@@ -16,8 +16,9 @@ from hsdaemon import history
 from hsdaemon.core import budget, safety
 from hsdaemon.core import model as m
 from hsdaemon.core.decide import decide
-from hsdaemon.errors import DataError
+from hsdaemon.errors import DataError, DiskFull
 from hsdaemon.history import History, Tick
+from hsdaemon.machine import disk
 
 HELD = rest(gpus=gpus(75_805), holders=(holder(),), units=(VLLM_UP,))
 LEASE = m.LeaseUnit(VLLM, "enabled", True)
@@ -79,6 +80,35 @@ def test_the_record_is_bounded_and_keeps_what_counts(tmp_path: Path, monkeypatch
     assert again.past.leases == (budget.Lease(VLLM, "enabled", True),)
     assert budget.failures(again.past, m.ENGINE_UNIT, NOW.boot) == 2
     assert budget.returns(again.past, "vllm-b.service") == 200
+
+
+def test_a_record_that_was_shortened_keeps_no_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that was free at some time is looked at again by the next supervisor, as often as any."""
+    record = History.open(tmp_path)
+    for second in range(5):
+        record.look(rest(now=replace(NOW, mono_s=NOW.mono_s + second)), CONFIG)
+    monkeypatch.setattr(history, "MOST_BYTES", 1)
+    record.append(acted(LEASE))
+    again = History.open(tmp_path)
+    assert again.past.leases == (budget.Lease(VLLM, "enabled", True),)
+    again.look(rest(now=replace(NOW, mono_s=NOW.mono_s + 3000)), CONFIG)
+    assert {spell.count for spell in again.past.spells} == {1}
+
+
+def test_a_record_that_cannot_be_shortened_has_its_event_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the act would be left out although its intent is counted."""
+    record = History.open(tmp_path)
+    monkeypatch.setattr(history, "MOST_BYTES", 1)
+
+    def full(*_: object) -> None:
+        raise DiskFull("cannot write: no space left; free some")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "replace", full)
+        record.append(acted(LEASE))
+    assert record.past.leases == History.open(tmp_path).past.leases != ()
 
 
 def test_a_person_s_reset_is_taken_by_the_next_look(tmp_path: Path) -> None:

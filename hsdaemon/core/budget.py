@@ -173,6 +173,11 @@ def key_of(action: m.Action) -> str:
 # --- durable events --------------------------------------------------------------------------------------------------
 
 
+def durable(past: Past) -> Past:
+    """What outlives the supervisor: all but what was learned by looking."""
+    return replace(past, boot="", spells=(), marks=(), baselines=())
+
+
 def fold(past: Past, event: Event) -> Past:
     """The past after one durable event, in this boot or an earlier one."""
     match event:
