@@ -71,6 +71,24 @@ def test_sp_09_a_dump_larger_than_the_whole_spool_is_refused_not_waited_for() ->
         queue.ask(Ticket(100))
 
 
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=40), st.integers(1, 100), st.integers(1, 8))
+def test_sp_03_what_a_small_tmpfs_cannot_hold_yet_is_neither_refused_nor_in_anybodys_way(
+    sizes: list[int], room: int, slots: int
+) -> None:
+    queue = Queue(slots, Budget(room, most=100), patience=2)
+    for size in sizes:
+        queue.ask(Ticket(size))
+    gone: list[int] = []
+    while admitted := queue.admit():
+        gone += [ticket.size for ticket in admitted]
+        while queue.flying:
+            drain_one(queue, 0)
+    assert sorted(gone) == sorted(size for size in sizes if size <= room)
+    assert [ticket.size for ticket in queue.waiting] == [size for size in sizes if size > room]
+    queue.budget.total = 100
+    assert not queue.waiting or queue.waiting[0] in queue.admit(), "the oldest first, once there is room for it"
+
+
 def test_a_cancelled_wait_gives_its_place_to_the_next() -> None:
     async def scene() -> list[str]:
         admission = Admission(Queue(1, Budget(10)))

@@ -225,6 +225,25 @@ def test_sp_03_a_tmpfs_that_others_fill_is_waited_for_and_no_row_fails_by_it(tmp
     assert "try failed" not in err
 
 
+@pytest.mark.root
+def test_sp_03_a_row_that_a_small_tmpfs_cannot_hold_yet_waits_by_name_and_holds_up_nobody(tmp_path: Path) -> None:
+    """Sizes of the moment are no row's fault: the tmpfs may be enlarged, and the configuration allows the dump."""
+    with tmpfs(tmp_path / "spool", 4) as root:
+        lengths = [1280, *[10] * 30]
+        job = Rig(tmp_path, rows(lengths), {"worker": {"stall_s": 60.0, "concurrency": 4}}, hidden=1024)
+        with job.engine() as engine:
+            process = job.start()
+            until(lambda: "or it is too small" in said(job) and job.counts().done == 30)
+            assert (job.counts().failed, engine.requests[0]) == (0, 0)
+            process.terminate()
+            assert finish(process)[0] == 75
+            subprocess.run(["mount", "-o", "remount,size=64m", root], check=True)
+            code, _, err = job.extract()
+    assert code == 0, err
+    job.check_files()
+    assert engine.requests[0] == 1
+
+
 def said(job: Rig) -> str:
     path = job.root / "run" / "worker.json"
     return path.read_text() if path.exists() else ""

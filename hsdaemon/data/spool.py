@@ -23,7 +23,6 @@ from hsdaemon.machine import disk
 
 RESERVE_BYTES = 64 << 20  # of the tmpfs: it is shared with others, who must not meet a full one
 RESERVE_SHARE = 16  # a small tmpfs keeps one part in so many instead: most of it is there for dumps
-_SMALL_FILES = 64 << 10  # bytes of the epoch and of error files, which nobody claims room for
 _CGROUP_HEADROOM = 0.5  # of a memory limit: the process that writes the dumps needs the rest
 _UNLIMITED = 1 << 62
 _log = structlog.get_logger()
@@ -68,7 +67,7 @@ def _limit(path: Path) -> int:
 
 class Budget:
     """Bytes claimed for dumps: claimed before a request is sent, given back when its dump is gone. total: as of now;
-    most: what it can become when others leave the tmpfs alone and as large as it was."""
+    most: what is configured, and what it becomes on a tmpfs that is large enough and left alone by others."""
 
     def __init__(self, total: int, most: int | None = None) -> None:
         self.total = total
@@ -118,7 +117,7 @@ class Spool:
         self.losses = 0
         self._config_bytes = config_bytes
         self._announced = announced
-        self.budget = Budget(*self._room())
+        self.budget = Budget(self._room(), config_bytes)
 
     @classmethod
     def open(cls, root: Path, epoch: str, config_bytes: int) -> Spool:
@@ -157,17 +156,13 @@ class Spool:
 
     def measure(self) -> None:
         """Take the budget anew: others fill and empty the same tmpfs. Raises OSError when the folder is gone."""
-        self.budget.total, most = self._room()
-        self.budget.most = max(self.budget.most, most)  # made smaller beneath us: waited for, no row's fault
+        self.budget.total = self._room()
 
-    def _room(self) -> tuple[int, int]:
-        """Bytes for dumps now, and with nobody else in the tmpfs."""
-        found, limit = os.statvfs(self.root), memory_limit()
+    def _room(self) -> int:
+        """Bytes for dumps now."""
+        found = os.statvfs(self.root)
         size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
-        now, most = (
-            capacity(self._config_bytes, room, size, limit) for room in (free + self._dumped(), size - _SMALL_FILES)
-        )
-        return now, most
+        return capacity(self._config_bytes, free + self._dumped(), size, memory_limit())
 
     def _dumped(self) -> int:
         """Bytes of dumps and parts, which are claimed already."""

@@ -1,7 +1,8 @@
 """Who may be sent next: slots and spool bytes, the oldest first, shorter ones past it only so often.
 
 The oldest that does not fit lets the largest that fits pass, so that the engine has work; after `patience` such passes
-only the oldest may go, so that a long row is never starved by short ones.
+only the oldest may go, so that a long row is never starved by short ones. A row that not even the empty spool could
+hold at present stands aside and holds up nobody: a tmpfs may grow again, and no row is to blame for its size.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ PATIENCE = 64  # passes: two rounds of a usual concurrency
 
 
 class TooLarge(ValueError):
-    """The whole spool is smaller than this dump."""
+    """The spool as it is configured is smaller than this dump."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +41,7 @@ class Queue:
     flying: list[Ticket] = field(default_factory=list)
 
     def ask(self, ticket: Ticket) -> None:
-        """Queue up. Raises TooLarge when it could never be admitted, whatever others leave free."""
+        """Queue up. Raises TooLarge when it could never be admitted, whatever becomes of the tmpfs."""
         if ticket.size > self.budget.most:
             raise TooLarge(f"its dump needs {ticket.size} bytes, the whole spool has {self.budget.most}")
         self.waiting.append(ticket)
@@ -56,14 +57,15 @@ class Queue:
         return admitted
 
     def _choose(self) -> Ticket | None:
-        if not self.waiting or len(self.flying) >= self.slots or any(t.alone for t in self.flying):
+        able = [t for t in self.waiting if t.size <= self.budget.total]
+        if not able or len(self.flying) >= self.slots or any(t.alone for t in self.flying):
             return None
-        oldest = self.waiting[0]
+        oldest = able[0]
         if self._fits(oldest):
             return oldest
         if oldest.passed >= self.patience:
             return None
-        fitting = [t for t in self.waiting if self._fits(t)]
+        fitting = [t for t in able if self._fits(t)]
         if fitting:
             oldest.passed += 1
         return max(fitting, key=lambda t: t.size, default=None)

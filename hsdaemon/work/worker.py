@@ -114,7 +114,7 @@ class Worker:
         needed, spool = self._queue.waiting[0].size >> 20, self.parts.spool
         return (
             f"{needed + 1} MiB of room in the spool {spool.root}, which has {spool.budget.total >> 20}: "
-            "something else fills its tmpfs"
+            "something else fills its tmpfs, or it is too small"
         )
 
     @property
@@ -238,7 +238,7 @@ class Worker:
                 assert self._tries is not None
                 result = await self._tries.run(claim, sample)
         except TooLarge as error:
-            result = Failure(Kind.refused, "spool", f"{error}; raise spool.budget_mib or its tmpfs")
+            result = Failure(Kind.refused, "spool", f"{error}; raise spool.budget_mib")
         if isinstance(result, Failure):
             await self._failed(claim, result)
         else:
