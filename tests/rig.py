@@ -19,12 +19,13 @@ from hsdaemon.config import Config, parse
 from hsdaemon.data import sqlite
 from hsdaemon.data.dataset import open_dataset
 from hsdaemon.data.formats import get_format, open_sample
-from hsdaemon.data.identity import RunIdentity
+from hsdaemon.data.identity import RunIdentity, run_identity
 from hsdaemon.data.manifest import Counts, State, every_stored
 from hsdaemon.data.publish import Publisher
 from hsdaemon.data.rows import Limits
 from hsdaemon.data.spool import Spool, new_epoch
 from hsdaemon.data.volume import MARKER, init_volume
+from hsdaemon.machine.checkpoint import read_model
 from hsdaemon.work.checks import Wanted
 from hsdaemon.work.worker import Parts, Worker
 
@@ -98,8 +99,7 @@ class Rig:
 
     @property
     def identity(self) -> RunIdentity:
-        output = self.config.output
-        return RunIdentity("set", "model", LAYERS, self.config.model.norm, output.dtype, output.format, self.hidden)
+        return run_identity(self.config, read_model(self.config.model.path), "set")
 
     @property
     def manifest_path(self) -> Path:

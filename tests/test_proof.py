@@ -16,7 +16,8 @@ from rig import Rig, rows
 
 from hsdaemon.cli import main
 from hsdaemon.core.model import Proof
-from hsdaemon.data import lock
+from hsdaemon.data import lock, room
+from hsdaemon.machine.checkpoint import read_model
 from hsdaemon.machine.proof import ProofFiles
 
 LENGTHS = (40, 12, 12, 12, 30)
@@ -173,11 +174,68 @@ def test_without_one_readable_stored_file_nothing_is_said_about_the_engine(half:
         cut(path)
     with half.engine():
         code, verdict = proved(half)
-    assert (code, verdict.ok, verdict.code) == (1, False, "blocked")
+    assert (code, verdict.ok, verdict.code) == (75, False, "blocked")
     assert "verify" in verdict.detail
 
 
+def test_an_engine_that_the_worker_would_refuse_is_not_proved(half: Rig) -> None:
+    """Other weights behind the same shapes, before anything is sent; another release of the engine."""
+    for options, words in (
+        ({"model": "another"}, "it has loaded model another"),
+        ({"release": "0.5.22"}, "release is"),
+    ):
+        with half.engine(**options) as engine:  # type: ignore[arg-type]
+            code, verdict = proved(half)
+        assert (code, verdict.code, words in verdict.detail) == (1, "continuity", True), verdict
+        assert not engine.requests
+
+
+def test_without_a_manifest_the_engine_must_have_the_model_of_the_configuration(rig: Rig) -> None:
+    with rig.engine(model="another") as engine:
+        assert proved(rig)[1].code == "continuity"
+        assert not engine.requests
+    with rig.engine(model=rig.identity.model):
+        assert proved(rig)[1].ok
+
+
+# --- prompts ----------------------------------------------------------------------------------------------------------
+
+
+def test_usable_rows_are_found_behind_any_number_of_skipped_ones(tmp_path: Path) -> None:
+    """A set sorted by length, its first rows beyond the context: the job must be able to begin."""
+    far = Rig(tmp_path, [*[[9999]] * 300, *rows([30, 20])], QUICK | {"data": {"on_bad_row": "skip"}})
+    with far.engine():
+        code, verdict = proved(far)
+    assert (code, verdict.ok) == (0, True), verdict
+
+
+def test_a_prompt_is_as_long_as_the_spool_allows_since_longer_rows_are_never_sent(tmp_path: Path) -> None:
+    large = Rig(tmp_path, rows([20000, 20000]), QUICK | {"spool": {"budget_mib": 1}})
+    with large.engine(budget=1 << 20, wait_s=0.1) as engine:
+        code, verdict = proved(large)
+    assert (code, verdict.ok) == (0, True), verdict
+    most = room.largest_in_spool(large.config, read_model(large.config.model.path))
+    assert max(len(body["input_ids"]) for body in engine.bodies.values()) == most < 20000
+
+
 # --- what is not about the engine -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", ["spool-full", "stalled"])
+def test_sp_03_a_spool_without_room_accuses_no_engine(rig: Rig, code: str) -> None:
+    with rig.engine({"*": Fault("error", code=code, text="no room for 10 bytes")}):
+        exit_code, verdict = proved(rig)
+    assert (exit_code, verdict.ok, verdict.code) == (75, False, "blocked")
+    assert "no room for 10 bytes; make room" in verdict.detail
+
+
+def test_a_configuration_that_the_output_refuses_accuses_no_engine(half: Rig) -> None:
+    other = Rig(half.root, half.data, QUICK | {"output": {"dtype": "float32"}})
+    with other.engine() as engine:
+        code, verdict = proved(other)
+    assert (code, verdict.code) == (73, "blocked")
+    assert "dtype is bfloat16 here and float32 now" in verdict.detail
+    assert not engine.requests
 
 
 def test_a_proof_that_cannot_be_made_says_why_and_accuses_no_engine(rig: Rig) -> None:

@@ -11,22 +11,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 from pathlib import Path
 
 from hsdaemon.cli.settings import add_config, load
 from hsdaemon.config import Config
 from hsdaemon.core.model import Proof
-from hsdaemon.data import lock, sqlite
+from hsdaemon.data import lock, room, sqlite
 from hsdaemon.data.backup import manifest_path
 from hsdaemon.data.dataset import open_dataset
-from hsdaemon.data.formats import get_format
-from hsdaemon.data.identity import row_limits
+from hsdaemon.data.identity import RunIdentity, require_same, row_limits, run_identity
 from hsdaemon.data.spool import Spool, new_epoch
-from hsdaemon.errors import EXIT_FINDINGS, EXIT_OK, HsError
-from hsdaemon.machine.checkpoint import physical_layers, read_model
+from hsdaemon.errors import EXIT_FINDINGS, EXIT_OK, HsError, Transient
+from hsdaemon.machine.checkpoint import read_model
 from hsdaemon.machine.log import setup
 from hsdaemon.machine.proof import ProofFiles
-from hsdaemon.work.checks import Wanted
+from hsdaemon.work.checks import wanted_by
 from hsdaemon.work.evidence import gather
 from hsdaemon.work.proof import Proved, prove
 from hsdaemon.work.verdict import Refuted
@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
     invocation = files.asked()
     try:
         verdict = _prove(config)
+        if isinstance(verdict, Refuted) and verdict.code == "blocked":
+            raise Transient(f"cannot prove the engine: {verdict.detail}")
     except HsError as error:  # it is about the output, the data set or the spool: the engine is neither good nor bad
         files.answer(Proof(invocation, False, "blocked", str(error)), ())
         raise
@@ -59,13 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _prove(config: Config) -> Proved | Refuted:
     facts = read_model(config.model.path)
-    wanted = Wanted(
-        layers=physical_layers(config.model.layers, facts),
-        norm=config.model.norm,
-        dtype=config.output.dtype,
-        hidden=facts.hidden,
-        interleaved=get_format(config.output.format).interleaved,
-    )
+    offered = run_identity(config, facts, "")
     path = manifest_path(config.output)
     with contextlib.ExitStack() as stack:
         stack.callback(lock.acquire(path.parent).release)
@@ -73,7 +69,16 @@ def _prove(config: Config) -> Proved | Refuted:
         manifest = sqlite.open_manifest(path) if sqlite.exists(path) else None
         if manifest is not None:
             stack.callback(manifest.close)
-        case = gather(dataset, manifest, config.proof.continuity_samples)
+        identity = _same(manifest.identity(), offered) if manifest else offered
+        most = room.largest_in_spool(config, facts)
+        case = gather(dataset, manifest, identity, config.proof.continuity_samples, most)
         spool = Spool.open(Path(config.spool.path), new_epoch(), config.spool.budget_mib << 20)
         stack.callback(spool.close)
-        return asyncio.run(prove(config, case, wanted, spool))
+        return asyncio.run(prove(config, case, wanted_by(identity), spool))
+
+
+def _same(pinned: RunIdentity, offered: RunIdentity) -> RunIdentity:
+    """A configuration that this output would refuse speaks of no engine. The data set is the worker's to judge. Raises
+    IdentityMismatch."""
+    require_same(pinned, dataclasses.replace(offered, dataset=pinned.dataset))
+    return pinned

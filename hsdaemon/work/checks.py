@@ -5,7 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from hsdaemon import wire
+from hsdaemon.data.formats import get_format
+from hsdaemon.data.identity import RunIdentity, require_same
 from hsdaemon.data.spool import Dump
+from hsdaemon.engine.endpoint import Endpoint
+from hsdaemon.errors import EngineError
 from hsdaemon.work.decide import Failure, Kind
 
 
@@ -21,6 +25,25 @@ class Wanted:
 
     def layout(self, tokens: int) -> wire.Layout:
         return wire.Layout(tokens, self.hidden, len(self.layers), self.dtype, self.interleaved)
+
+
+def wanted_by(identity: RunIdentity) -> Wanted:
+    """What dumps must be for an output of this identity."""
+    interleaved = get_format(identity.format).interleaved
+    return Wanted(identity.layers, identity.norm, identity.dtype, identity.hidden, interleaved)
+
+
+def require_engine(found: Endpoint, identity: RunIdentity) -> RunIdentity:
+    """One output, one model and one release: the identity with this engine's release in it. Raises EngineError,
+    IdentityMismatch."""
+    if found.model not in ("", identity.model):
+        raise EngineError(
+            f"cannot use engine {found.launch}: it has loaded model {found.model}, this output is of {identity.model}; "
+            "stop it and start it with hs-extract serve and this configuration"
+        )
+    offered = dataclasses.replace(identity, release=found.release)
+    require_same(identity, offered)
+    return offered
 
 
 def check_reply(reply: object, rid: wire.RequestId) -> Failure | None:

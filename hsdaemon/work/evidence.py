@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 
 from hsdaemon.data.dataset import DataSet
+from hsdaemon.data.identity import RunIdentity
 from hsdaemon.data.manifest import Stored
 from hsdaemon.data.sample import Sample
 from hsdaemon.data.sqlite import SqliteManifest
@@ -15,14 +16,30 @@ FIRST_ROWS = 256  # looked through where no manifest knows the lengths yet
 FEW = 3
 
 
-def gather(dataset: DataSet, manifest: SqliteManifest | None, stored: int) -> Case:
-    """stored: how many done rows to compare with. Raises DataError when no row of the data set is usable."""
-    first = [row for row in itertools.islice(dataset.rows(), FIRST_ROWS) if isinstance(row, Sample)]
+def gather(
+    dataset: DataSet, manifest: SqliteManifest | None, identity: RunIdentity, stored: int, most_tokens: int
+) -> Case:
+    """identity: of the output; stored: how many done rows to compare with; most_tokens: whose dump the spool may hold:
+    longer prompts are cut, longer rows never sent. Raises DataError when no row of the data set is usable."""
+    first = _usable(dataset)
     known = _longest(dataset, manifest)
     longest = max([*first, *known], key=lambda sample: sample.tokens, default=None)
     if longest is None:
-        raise DataError(f"cannot prove the engine: none of the first {FIRST_ROWS} rows is usable; run hs-extract check")
-    return Case(longest, first[:FEW], _stored(dataset, manifest, stored))
+        raise DataError(f"cannot prove the engine: no row of {dataset.path} is usable; run hs-extract check")
+    cut = [dataclasses.replace(sample, ids=sample.ids[:most_tokens]) for sample in (longest, *first[:FEW])]
+    kept = [pair for pair in _stored(dataset, manifest, stored) if pair[0].tokens <= most_tokens]
+    return Case(identity, cut[0], cut[1:], kept)
+
+
+def _usable(dataset: DataSet) -> list[Sample]:
+    """Of the first FIRST_ROWS rows; where none of them can be used, the first one that can."""
+    found: list[Sample] = []
+    for entry in dataset.rows():
+        if isinstance(entry, Sample):
+            found.append(entry)
+        if found and entry.row >= FIRST_ROWS - 1:
+            break
+    return found
 
 
 def _longest(dataset: DataSet, manifest: SqliteManifest | None) -> list[Sample]:

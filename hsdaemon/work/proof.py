@@ -19,17 +19,18 @@ import structlog
 from hsdaemon import wire
 from hsdaemon.config import Config
 from hsdaemon.data.formats import Damaged, open_sample
+from hsdaemon.data.identity import IdentityMismatch, RunIdentity
 from hsdaemon.data.manifest import Stored
 from hsdaemon.data.sample import Sample
 from hsdaemon.data.spool import Broken, Dump, Spool
 from hsdaemon.engine.endpoint import Endpoint
-from hsdaemon.errors import Transient
+from hsdaemon.errors import EngineError, Transient
 from hsdaemon.machine import disk
 from hsdaemon.machine.identity import start_ticks
 from hsdaemon.work import checks, client, verdict
 from hsdaemon.work.checks import Wanted
 from hsdaemon.work.compare import Likeness, likeness
-from hsdaemon.work.decide import Failure
+from hsdaemon.work.decide import Failure, Kind
 from hsdaemon.work.finder import Finder, new_tokens
 from hsdaemon.work.planes import Planes, read_planes
 from hsdaemon.work.verdict import Bounds, Refuted
@@ -50,9 +51,10 @@ class Unproved(Transient):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What there is to prove with. longest: the data set's longest sample that will be sent; few: up to three more;
-    stored: done rows, with their samples of the data set."""
+    """What there is to prove with. identity: of the output; longest: the data set's longest sample that will be sent;
+    few: up to three more; stored: done rows, with their samples of the data set."""
 
+    identity: RunIdentity
     longest: Sample
     few: Sequence[Sample]
     stored: Sequence[tuple[Sample, Stored]]
@@ -103,12 +105,20 @@ class _Proof:
         finder = Finder(self.config.paths.run, self.http)
         self.doing.append("waiting for the engine to answer under its own name")
         engine = await finder.ready()
+        self._identity(engine)
         self._attests(engine)
         whole = await self._canaries(engine)
         await self._batch(engine)
         await self._continuity(engine)
         self.say(f"proved engine {engine.launch} with {self.sent} canaries, the longest of {whole} tokens")
         return Proved(engine.launch, tuple(self.steps))
+
+    def _identity(self, engine: Endpoint) -> None:
+        """What the worker would refuse: other weights behind the same shapes, another release."""
+        try:
+            checks.require_engine(engine, self.case.identity)
+        except (EngineError, IdentityMismatch) as error:
+            raise Unproved(Refuted("continuity", str(error))) from None
 
     def _attests(self, engine: Endpoint) -> None:
         self.doing.append("reading the attest files")
@@ -248,10 +258,13 @@ _CODES = {"dump-layers": "layers", "dump-norm": "norm", "states": "layers", "cac
 
 
 def _fine(failure: Failure | None) -> None:
-    """Raise Unproved for what a try of the worker would have failed with."""
+    """Raise Unproved for what a try of the worker would have failed with. A spool that is too small now speaks of the
+    host, not of the engine."""
     if failure is None:
         return
     if failure.code in ("timeout", "engine-lost"):
         raise Unproved(Refuted("unreachable", failure.reason))
+    if failure.kind is Kind.pressure:
+        raise Unproved(Refuted("blocked", f"{failure.reason}; make room in the tmpfs of spool.path, or enlarge it"))
     code: verdict.Code = _CODES.get(failure.code, "content")  # type: ignore[assignment]  # values above are codes
     raise Unproved(Refuted(code, failure.reason))

@@ -28,7 +28,7 @@ from hsdaemon.data.sqlite import open_reader
 from hsdaemon.data.store import Store
 from hsdaemon.errors import EXIT_FINDINGS, EXIT_OK, HsError, Transient
 from hsdaemon.machine.notify import Notify
-from hsdaemon.work.checks import Wanted
+from hsdaemon.work.checks import wanted_by
 from hsdaemon.work.progress import eta_s
 from hsdaemon.work.report import Report, Reporter, last_line
 from hsdaemon.work.worker import Parts, Worker
@@ -122,7 +122,7 @@ def _parts(config: Config, epoch: str, store: Store, spool: Spool) -> Parts:
 
     return Parts(
         config=config,
-        wanted=Wanted(identity.layers, identity.norm, identity.dtype, identity.hidden, fmt.interleaved),
+        wanted=wanted_by(identity),
         identity=identity,
         manifest=store.manifest,
         dataset=store.dataset,

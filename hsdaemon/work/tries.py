@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import errno
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ from hsdaemon.data.sample import Sample
 from hsdaemon.data.spool import Broken, Dump, Spool
 from hsdaemon.engine.endpoint import Endpoint
 from hsdaemon.engine.releases import release
-from hsdaemon.errors import EngineError, Transient
+from hsdaemon.errors import Transient
 from hsdaemon.machine.disk import BadVolume
 from hsdaemon.work import checks, client
 from hsdaemon.work.decide import Failure, Kind
@@ -144,13 +143,7 @@ class Tries:
 
 
 def _pin(manifest: Manifest, found: Endpoint) -> None:
-    identity = manifest.identity()
-    if found.model not in ("", identity.model):
-        raise EngineError(
-            f"cannot use engine {found.launch}: it has loaded model {found.model}, this output is of {identity.model}; "
-            "stop it and start it with hs-extract serve and this configuration"
-        )
-    manifest.pin(dataclasses.replace(identity, release=found.release))
+    manifest.pin(checks.require_engine(found, manifest.identity()))
 
 
 def _of_rejection(rejected: Rejected) -> Failure:
