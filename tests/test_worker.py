@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -494,6 +495,32 @@ def test_st_04_a_full_disk_pauses_with_its_reason_and_work_goes_on_by_itself(tmp
     job.check_files()
     assert set(engine.requests.values()) == {1}
     assert max(disk.asked) > 0  # it resumes with room for two samples, not at the first free byte
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told to stop", "stalled"])
+def test_a_manifest_that_hangs_in_the_kernel_does_not_keep_the_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool
+) -> None:
+    asked, freed = threading.Event(), threading.Event()
+
+    def hang(*_: object) -> list[object]:
+        asked.set()
+        freed.wait(30)
+        return []
+
+    async def stop(worker: Worker) -> None:
+        await asyncio.to_thread(asked.wait, 10)
+        if told:
+            worker.drain()
+
+    monkeypatch.setattr(sqlite.SqliteManifest, "claim", hang)
+    monkeypatch.setattr("hsdaemon.work.worker.GIVE_UP_S", 0.3)
+    job = Rig(tmp_path, rows([10] * 4), {"worker": {"stall_s": 20.0 if told else 0.5}})
+    try:
+        worker = job.work(stop, limit_s=10.0)
+    finally:
+        freed.set()
+    assert worker.error is None if told else isinstance(worker.error, Stalled)
 
 
 def test_rs_05_a_disk_slower_than_the_engine_slows_it_down_and_charges_nobody(tmp_path: Path) -> None:

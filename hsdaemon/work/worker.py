@@ -144,11 +144,22 @@ class Worker:
             )  # fmt: skip
             side = [asyncio.create_task(self._guard(job)) for job in (self._watch, self._keep_spool, self._poll_space)]
             try:
-                await self._guard(self._feed)
+                await self._until_halted(asyncio.create_task(self._guard(self._feed)))
                 await self._finish()
             finally:
                 for task in side:
                     task.cancel()
+
+    async def _until_halted(self, feeding: asyncio.Task[None]) -> None:
+        """The feed ends by itself soon after a halt, unless it hangs with the disk under the manifest: then it is left
+        behind, and what it claims meanwhile is the next epoch's."""
+        halted = asyncio.create_task(self._halted.wait())
+        try:
+            await asyncio.wait({feeding, halted}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({feeding}, timeout=GIVE_UP_S)
+        finally:
+            halted.cancel()
+            feeding.cancel()
 
     async def _guard(self, job: Callable[[], Coroutine[object, object, None]]) -> None:
         """Run a coroutine function; what it raises stops the worker and is kept for the caller."""
