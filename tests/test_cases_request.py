@@ -2,14 +2,17 @@
 
 import asyncio
 import json
+import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fake_engine import Fault
 from rig import Rig, rows
 
 from hsdaemon import wire
-from hsdaemon.errors import EngineError, Fatal
+from hsdaemon.errors import EngineError, Fatal, Transient
+from hsdaemon.work import client
 from hsdaemon.work.worker import RunStopped, Stalled, Worker
 
 
@@ -219,6 +222,63 @@ def test_503_and_429_cost_nothing(tmp_path: Path) -> None:
         job.work()
     job.check_files()
     assert engine.requests[1] == engine.requests[2] == 2
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+def test_a_server_that_takes_no_requests_of_ours_stops_the_run_and_fails_no_row(tmp_path: Path, status: int) -> None:
+    job = rig(tmp_path, [10] * 6)
+    with job.engine({"*": Fault("status", status=status, text="not here")}):
+        worker = job.work()
+    assert isinstance(worker.error, RunStopped)
+    assert f"{status}: not here" in str(worker.error)
+    assert (job.counts().failed, job.counts().pending) == (0, 6)
+
+
+@pytest.mark.parametrize("status", [400, 404])
+def test_what_another_server_on_the_engines_port_refuses_is_no_rows_fault(tmp_path: Path, status: int) -> None:
+    """The engine died while nothing was in flight, and somebody else has its port by now."""
+    job = rig(tmp_path, [10] * 60, attempts=1)
+    engine = job.engine(latency_s=0.02)
+
+    async def replace(worker: Worker) -> None:
+        while worker.meter.samples < 2:
+            await asyncio.sleep(0.005)
+        worker.pause.close(Transient("held by a test"))
+        while engine.live:
+            await asyncio.sleep(0.005)
+        options = {"launch": "vllm", "port": engine.port, "announce": False, "attest": False}
+        await asyncio.to_thread(engine.stop)
+        with job.engine({"*": Fault("status", status=status, text="no")}, **options) as other:
+            while not other.requests:
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.3)
+        await asyncio.to_thread(engine.restart, "hs-second")
+
+    with engine:
+        worker = job.work(replace)
+    assert worker.error is None
+    assert job.counts().failed == 0
+    job.check_files()
+
+
+def test_an_engine_that_takes_no_connection_in_time_is_absent_and_charges_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "CONNECT_S", 0.2)
+
+    async def ask(port: int) -> object:
+        async with client.session() as http:
+            rid = wire.RequestId("0" * 16, 1, 1, 1)
+            return await client.generate(http, f"http://127.0.0.1:{port}/generate", rid, np.asarray([1]), 0, 60.0)
+
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for waiting in (first, second):
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        with pytest.raises(client.Absent):
+            asyncio.run(ask(full.getsockname()[1]))
 
 
 def test_a_reply_nested_without_end_is_one_failed_try(tmp_path: Path) -> None:

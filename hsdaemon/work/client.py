@@ -15,6 +15,7 @@ from hsdaemon.work.decide import Failure, Kind
 MAX_REPLY_BYTES = 64 << 10  # ours are under 1 KiB; states as numbers are megabytes
 CONNECT_S = 10.0
 _BUSY = (429, 503)  # queue full, warming up, draining
+_CLOSED = (401, 403, 404, 405)  # nobody who looks at the row says so: it would be said to every row
 
 
 class Absent(Exception):  # a state of the engine, not an error of ours
@@ -46,7 +47,7 @@ async def generate(
     try:
         async with http.post(url, data=body, headers=headers, timeout=timeout, allow_redirects=False) as reply:
             return await _read(reply)
-    except aiohttp.ClientConnectorError as error:
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise Absent(str(error)) from None
     except TimeoutError:
         return Failure(Kind.sample, "timeout", f"no reply within {limit_s:g} s")
@@ -58,6 +59,9 @@ async def _read(reply: aiohttp.ClientResponse) -> Any:
     raw = await bounded(reply)
     if reply.status in _BUSY:
         raise Busy(_words(raw) or f"HTTP {reply.status}")
+    if reply.status in _CLOSED:
+        cause = f"the engine takes no requests of ours, {reply.status}: {_words(raw)}"
+        return Failure(Kind.run, f"http-{reply.status}", f"{cause}; start it with hs-extract serve")
     if 400 <= reply.status < 500:
         return Failure(Kind.refused, "refused", f"the engine refused it with {reply.status}: {_words(raw)}")
     if reply.status != 200:

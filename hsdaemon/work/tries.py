@@ -85,8 +85,19 @@ class Tries:
                 found = await self.finder.ready()
                 await self.pause.clear()
                 await self._pin(found)
-                return found, await self._ask(found, rid, sample)
+                failure = await self._ask(found, rid, sample)
+                return found, await self._heard(found, rid, failure)
         raise AssertionError  # without a stop rule it goes on until it returns
+
+    async def _heard(self, found: Endpoint, rid: wire.RequestId, failure: Failure | None) -> Failure | None:
+        """A port proves nothing: what would fail a row at once, or stop the run, must come from the engine itself."""
+        if failure is None or failure.kind not in (Kind.refused, Kind.run):
+            return failure
+        self.sent.discard(rid.row)
+        self.finder.suspect(found, failure.reason)
+        if await self.finder.ready() == found:
+            return failure
+        return Failure(Kind.pressure, "engine-replaced", f"the engine was replaced meanwhile: {failure.reason}")
 
     async def _pin(self, found: Endpoint) -> None:
         """One output, one model and one release of the engine. Raises EngineError, IdentityMismatch."""
