@@ -117,6 +117,20 @@ def test_an_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert capsys.readouterr().err == "hs-extract: interrupted\n"
 
 
+@pytest.mark.parametrize("verb", ["extract", "prove", "verify"])
+def test_a_bug_is_a_traceback_and_no_finding(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1 would say that every row is settled, that the engine must not be trusted, that a file is damaged."""
+
+    def broken(_args: argparse.Namespace) -> int:
+        raise KeyError("nobody thought of this")
+
+    monkeypatch.setattr(cli.verb_module(verb), "run", broken)
+    assert cli.main([verb]) == cli.EXIT_FAULT
+    assert "nobody thought of this" in capsys.readouterr().err
+
+
 def parsed(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     settings.add_config(parser)

@@ -10,6 +10,7 @@ import argparse
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Collection, Sequence
 from types import ModuleType
 
@@ -44,6 +45,7 @@ VERBS: dict[str, str] = {
     "completion": "print the shell completion: hs-extract completion bash",
 }
 
+EXIT_FAULT = 71  # EX_OSERR: Python's own 1 would say "found something", and 70 keeps the supervisor from another try
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 EXIT_PIPE = 141  # 128 + SIGPIPE: the reader of our output went away
 
@@ -55,6 +57,7 @@ EXITS: dict[int, str] = {
     65: "the data set or a row of it cannot be used",
     69: "the engine or its release cannot be used",
     70: "a person must act first",
+    EXIT_FAULT: "a fault of hsdaemon itself; the traceback says where",
     73: "the output folder, its manifest or the volume cannot be used",
     75: "not now: the next try may succeed, nothing is lost",
     78: "the configuration cannot be used",
@@ -95,6 +98,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Python flushes stdout once more at exit: give it somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE
+    except Exception:  # noqa: BLE001  # a bug: its traceback, and a code that no verb uses for what it found
+        traceback.print_exc()
+        return EXIT_FAULT
     return code
 
 
