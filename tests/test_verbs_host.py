@@ -295,6 +295,31 @@ def test_under_systemd_a_start_that_fails_waits_says_why_once_and_goes_on_by_its
     assert process.returncode == 0
 
 
+def test_a_supervisor_that_waits_to_begin_is_in_status_and_takes_no_other_ones_place(
+    job: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import json
+    import socket
+
+    unmarked(job)
+    Path(job.paths.run).mkdir()
+    Path(job.paths.state).write_text("a file where the folder should be")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(str(tmp_path / "notify"))
+        with supervisor("--foreground", NOTIFY_SOCKET=str(tmp_path / "notify")) as process:
+            waits(job, "not-started")
+            assert main(["status", "--json"]) == 0
+            seen = json.loads(capsys.readouterr().out)["supervisor"]
+            assert (seen["pid"], "paths.state" in seen["board"]["sentence"]) == (process.pid, True)
+            assert main(["status"]) == 0
+            assert f"supervisor  pid {process.pid}, looked" in capsys.readouterr().out
+            Path(job.paths.state).unlink()
+            waits(job)
+        with solo.only_one(job.paths.run), supervisor("--foreground", NOTIFY_SOCKET=str(tmp_path / "notify")):
+            time.sleep(3)
+            assert (Board(job.paths.run).read() or {})["reason"] == "volume-unmarked"
+
+
 def test_a_state_folder_without_a_parent_is_one_clear_line(job: Config, capsys: pytest.CaptureFixture[str]) -> None:
     file = Path(os.environ["HS_EXTRACT_CONFIG"])
     file.write_text(file.read_text().replace("/state", "/not/there/state"))

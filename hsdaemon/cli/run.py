@@ -11,6 +11,7 @@ again, SIGTERM ends the supervisor and leaves engine and worker running; `hs-ext
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 from operator import attrgetter
 from pathlib import Path
@@ -23,7 +24,7 @@ from hsdaemon.core import reasons
 from hsdaemon.errors import EXIT_OK, Fatal, HsError
 from hsdaemon.history import History, Tick
 from hsdaemon.host import build, solo
-from hsdaemon.host.board import Board
+from hsdaemon.host.board import NOT_STARTED, Board
 from hsdaemon.host.clock import HostClock
 from hsdaemon.host.preview import preview
 from hsdaemon.host.wishes import WishFiles
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     setup()
     clock, notifier = HostClock(), Notify()
     with clock.listening(signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        waiting = Waiting(clock, notifier)
+        waiting = Waiting(args, clock, notifier)
         while not stopping(clock):
             try:
                 return _supervise(args, clock, notifier)
@@ -76,24 +77,32 @@ def _supervise(args: argparse.Namespace, clock: HostClock, notifier: Notify) -> 
 
 class Waiting:
     """A start that fails under systemd is tried again here: a restart of the unit for each try would fill the journal,
-    and a unit that stays down would need somebody to log in. What keeps us is said once, and STATUS shows it."""
+    and a unit that stays down would need somebody to log in. What keeps us is said once, and shown."""
 
-    def __init__(self, clock: HostClock, notifier: Notify) -> None:
-        self._clock, self._notifier = clock, notifier
+    def __init__(self, args: argparse.Namespace, clock: HostClock, notifier: Notify) -> None:
+        self._args, self._clock, self._notifier = args, clock, notifier
         self._said = ""
 
     def wait(self, error: HsError) -> None:
         """Until the next try, or a signal."""
-        reason = reasons.CATALOGUE["not-started"]
+        reason = reasons.CATALOGUE[NOT_STARTED]
         sentence = reasons.say(reason.code, cause=str(error))
         if sentence != self._said:
             self._said = sentence
             _log.warning(f"{sentence}. {reason.help}", _reason=reason.code, message_id=reason.message_id)
         self._notifier.ready()  # the unit is up, and waits
         self._notifier.status(sentence)
+        self._show(sentence)
         self._notifier.watchdog()
         self._clock.wait(TRY_AGAIN_S)
         self._clock.taken(signal.SIGHUP)  # the next try reads the file anyway
+
+    def _show(self, sentence: str) -> None:
+        """On the board, where the configuration says where that is and nobody else's supervisor shows itself there."""
+        with contextlib.suppress(HsError):
+            run = load(self._args).paths.run
+            if solo.holder(run) is None:
+                Board(run).wait(sentence)
 
 
 def _foreground(args: argparse.Namespace) -> bool:

@@ -33,7 +33,7 @@ from hsdaemon.data.sqlite import SqliteManifest, open_reader
 from hsdaemon.engine import endpoint
 from hsdaemon.errors import EXIT_FINDINGS, EXIT_OK, ConfigError, HsError, StoreError
 from hsdaemon.host import screen, solo
-from hsdaemon.host.board import Board
+from hsdaemon.host.board import NOT_STARTED, WAITING_S, Board
 from hsdaemon.machine import disk
 from hsdaemon.machine.checkpoint import read_model
 from hsdaemon.machine.child import Child, NoAnswer
@@ -169,8 +169,12 @@ def _engine(config: Config) -> dict[str, Any] | None:
 
 
 def _supervisor(run: str) -> dict[str, Any]:
-    """`pid`: of the one that runs, None when none does; `age_s`, `board`: what the last tick of this boot showed."""
+    """`pid`: of the one that runs or waits to begin, None when none does; `age_s`, `board`: what the last tick of this
+    boot showed."""
     board = Board(run).read()
     shown = board and board.get("wall_s")
     age = time.time() - shown if isinstance(shown, int | float) else None
-    return {"pid": solo.holder(run), "age_s": age, "board": board}
+    pid = solo.holder(run)
+    if pid is None and board and board.get("reason") == NOT_STARTED and age is not None and age < WAITING_S:
+        pid = board.get("pid")
+    return {"pid": pid, "age_s": age, "board": board}

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from hsdaemon.machine import disk
 from hsdaemon.wire import parse_json
 
 NAME = "status.json"
+NOT_STARTED = "not-started"  # the reason on the board of a supervisor that cannot begin
+WAITING_S = 10.0  # it shows itself every two seconds: an older one is gone
 RUNGS = (*(rung.__name__ for rung in LADDER), "done")
 
 
@@ -32,8 +35,15 @@ class Board:
         self._path = Path(run) / NAME
 
     def show(self, tick: Tick, events: Sequence[budget.Event] = ()) -> None:
+        self._write(facts(tick, events))
+
+    def wait(self, sentence: str) -> None:
+        """Of a supervisor that cannot begin and looks at nothing: its sentence alone."""
+        self._write(waiting(sentence, time.time()))
+
+    def _write(self, shown: dict[str, Any]) -> None:
         with contextlib.suppress(OSError, HsError):
-            disk.replace(self._path, json.dumps(facts(tick, events)).encode(), 0o644)
+            disk.replace(self._path, json.dumps(shown).encode(), 0o644)
 
     def read(self) -> dict[str, Any] | None:
         """The last tick's facts, or None where there are none or where they cannot be understood."""
@@ -42,6 +52,28 @@ class Board:
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
+
+
+def waiting(sentence: str, wall_s: float) -> dict[str, Any]:
+    """The facts of a supervisor that cannot begin. wall_s: now, by the wall clock."""
+    reason = reasons.CATALOGUE[NOT_STARTED]
+    return {
+        "pid": os.getpid(),
+        "wall_s": wall_s,
+        "ladder": dict.fromkeys(RUNGS, "open"),
+        "rung": "",
+        "reason": reason.code,
+        "severity": reason.severity,
+        "sentence": sentence,
+        "todo": reason.help,
+        "actions": [],
+        "notes": [],
+        "gpus": [],
+        "holders": [],
+        "proof": None,
+        "proved": False,
+        "events": [],
+    }
 
 
 def facts(tick: Tick, events: Sequence[budget.Event] = ()) -> dict[str, Any]:
