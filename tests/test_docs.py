@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
 
 import pytest
 
 from docs import architecture
-from hsdaemon.cli import VERBS
+from hsdaemon.cli import VERBS, verb_module
 from hsdaemon.errors import HsError
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +34,17 @@ def test_every_room_is_in_the_drawing() -> None:
 def test_every_verb_that_a_page_names_is_one(path: Path) -> None:
     said = set(re.findall(r"(?:`|\n {4}(?:sudo )?)hs-extract ([a-z]+)", path.read_text()))
     assert said <= VERBS.keys()
+
+
+@named
+def test_every_option_that_a_page_names_is_one_of_its_verb(path: Path) -> None:
+    for verb, rest in re.findall(r"(?:`|\n {4}(?:sudo )?)hs-extract ([a-z]+)([^`\n#|]*)", path.read_text()):
+        parser = argparse.ArgumentParser()
+        verb_module(verb).add(parser)
+        known = {name for action in parser._actions for name in action.option_strings}
+        assert set(re.findall(r"--[a-z][a-z-]*", rest)) <= known, f"{verb}{rest}"
+        if verb == "retry":
+            assert rest.strip(), "without rows or --all it is a wrong command line"
 
 
 @named

@@ -1,6 +1,6 @@
 """List the rows that failed or were skipped, each with its reason and the number of tries.
 
-Failed rows are tombstones: no restart tries them again. Once the cause is gone, `hs-extract retry` revives them.
+Failed rows are tombstones: no restart tries them again. Once the cause is gone, `hs-extract retry --all` revives them.
 
   hs-extract errors
   hs-extract errors --all --json      also rows that were tried again and are pending

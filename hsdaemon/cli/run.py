@@ -5,7 +5,7 @@ worker are processes of their own, which outlive this one and are adopted by the
 again, SIGTERM ends the supervisor and leaves engine and worker running; `hs-extract stop` ends all three.
 
   hs-extract run --foreground
-  hs-extract run --dry-run        say each turn what would be done, do nothing
+  hs-extract run --dry-run        look once, say what would be done, do nothing (the same as: hs-extract plan)
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ _ROWS = (
         "6eddc9ee38c85d42a5e36a7c060a80d1"),
     Reason("release-unsupported", "hold",
         "SGLang {release} is no release that the capture knows ({cause})",
-        "Install a supported release; `hs-extract check` lists them.",
+        "Install a supported release, 0.5.5 to 0.5.23.",
         "0848ae372aa757c98f3f30941a3cbda3"),
     Reason("engine-missing", "hold",
         "SGLang is not installed in this environment ({cause})",
@@ -411,7 +411,7 @@ _ROWS = (
         "d52dea71166a592dbc0b27db319bf8a8"),
     Reason("vetoed", "hold",
         "refused by the safety rules: {cause}",
-        "A decision broke a rule that no decision may break. Nothing was done. Report it with `hs-extract plan --json`.",
+        "A decision broke a rule that no decision may break. Nothing was done. Report it with the output of `hs-extract plan`.",
         "47a3559a442956519b0eae8a17f758cd"),
 )
 # fmt: on
