@@ -1,6 +1,7 @@
 """The worker as a process: told to stop, killed, resumed, short of disk, on other data sets and parallelisms."""
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from hsdaemon.data import sqlite
 from hsdaemon.data.manifest import LeaseLost
 from hsdaemon.errors import DiskFull, EngineError
 from hsdaemon.machine.notify import Notify
+from hsdaemon.work.report import Report, Reporter
 from hsdaemon.work.worker import RunStopped, Stalled, Worker
 
 
@@ -248,6 +250,27 @@ def test_sp_03_a_row_that_a_small_tmpfs_cannot_hold_yet_waits_by_name_and_holds_
 def said(job: Rig) -> str:
     path = job.root / "run" / "worker.json"
     return path.read_text() if path.exists() else ""
+
+
+def test_a_start_that_fails_behind_the_volume_says_its_own_cause_in_the_status_file(tmp_path: Path) -> None:
+    job = Rig(tmp_path, rows([10] * 4))
+    with job.engine():
+        assert job.extract()[0] == 0
+        shutil.rmtree(tmp_path / "spool")
+        (tmp_path / "spool").write_text("no folder")
+        code, _, err = job.extract()
+    assert (code, "Traceback" in err) == (73, False), err
+    now = json.loads(said(job))
+    assert (now["phase"], "cannot use the spool" in now["stopped_by"]) == ("stopped", True)
+
+
+def test_a_run_folder_that_cannot_be_written_costs_the_status_file_alone(tmp_path: Path) -> None:
+    job = Rig(tmp_path, rows([10] * 4))
+    reporter = Reporter(str(tmp_path / "data.jsonl" / "run"), Notify({}))
+    counts = (4, 0, 0, 0, 4, True, 0)
+    reporter.tell(Report("0" * 16, 1, "working", "", *counts, 0.0, 0.0, 0.0, None, 0, 0), 0.0)
+    assert (tmp_path / "data.jsonl").is_file()
+    assert job.data
 
 
 def test_sp_04_a_spool_that_is_removed_in_mid_run_costs_no_try(tmp_path: Path) -> None:
@@ -621,6 +644,28 @@ def test_systemd_hears_of_readiness_status_and_of_the_watchdog_only_when_rows_mo
     assert any(text.startswith("STATUS=") and "4/8" in text for text in heard)
     last = max(i for i, text in enumerate(heard) if text == "WATCHDOG=1")
     assert sum(text.startswith("STATUS=") for text in heard[last:]) >= 3
+
+
+def test_systemd_is_asked_for_the_time_that_the_configuration_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Rig(tmp_path, rows([10] * 8), {"worker": {"stall_s": 900.0, "drain_s": 400.0, "request_timeout_s": 900.0}})
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
+        line.bind(str(tmp_path / "notify"))
+        line.settimeout(20)
+        with job.engine({"*": Fault("slow", seconds=1)}) as engine, monkeypatch.context() as patch:
+            patch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+            patch.setenv("WATCHDOG_USEC", "600000000")
+            process = job.start()
+            until(lambda: len(engine.live) == 8)
+            process.terminate()
+            assert finish(process)[0] == 0
+        line.setblocking(False)
+        heard = set()
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                heard.add(line.recv(4096).decode())
+    assert {"READY=1", "WATCHDOG_USEC=1800000000", "STOPPING=1", "EXTEND_TIMEOUT_USEC=460000000"} <= heard
 
 
 def test_notify_takes_its_variables_out_of_the_environment() -> None:

@@ -37,6 +37,11 @@ class Notify:
     def watchdog(self) -> None:
         self._send("WATCHDOG=1")
 
+    def patience(self, seconds: float) -> None:
+        """Have the watchdog wait at least so long, where the unit's own would bite sooner."""
+        if self.watchdog_s is not None and self.watchdog_s < seconds:
+            self._send(f"WATCHDOG_USEC={int(seconds * 1e6)}")
+
     def stopping(self) -> None:
         self._send("STOPPING=1")
 

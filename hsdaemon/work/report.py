@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -102,7 +103,8 @@ class Reporter:
             draft.write_text(json.dumps({**asdict(report), "sentence": report.sentence()}))
             draft.replace(self._path)
         except OSError:
-            draft.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                draft.unlink()
 
 
 def _table(report: Report) -> Table:

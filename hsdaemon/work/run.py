@@ -36,6 +36,7 @@ from hsdaemon.work.worker import Parts, Worker
 TELL_S = 1.0
 OPEN_POLL_S = 1.0
 STUCK_S = 5.0  # threads that have not ended by then hang in the kernel
+STOP_S = 60.0  # after a drain: leases given back, threads, the checkpoint
 EXIT_UNFINISHED = Transient.exit_code
 _log = structlog.get_logger()
 
@@ -51,6 +52,9 @@ def extract(config: Config) -> int:
         worker = asyncio.run(_run(config, epoch, store, notify, reporter))
         report = describe(worker, store, epoch)
         reporter.tell(report, time.monotonic())
+    except HsError as error:  # before the work began: what a former worker said last is no cause of this end
+        reporter.tell(_starting(epoch, "stopped", stopped_by=str(error)), time.monotonic())
+        raise
     finally:
         hung = _hung()
         if not hung:
@@ -101,6 +105,7 @@ async def _run(config: Config, epoch: str, store: Store, notify: Notify, reporte
     store.background.start()
     reporter.open()
     notify.ready()
+    notify.patience(2 * config.worker.stall_s)
     beside = asyncio.create_task(_tell(worker, store, epoch, notify, reporter))
     try:
         await worker.run()
@@ -137,6 +142,7 @@ def _parts(config: Config, epoch: str, store: Store, spool: Spool) -> Parts:
 def _told_to_stop(worker: Worker, notify: Notify) -> None:
     _log.info("told to stop", in_flight=worker.in_flight, again=worker.draining)
     notify.stopping()
+    notify.extend(worker.parts.config.worker.drain_s + STOP_S)
     worker.drain()
 
 
