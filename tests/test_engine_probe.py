@@ -113,6 +113,14 @@ def test_en_11_a_start_that_ends_before_there_is_an_engine_is_quoted_too(rig: Ri
     assert "cut short" in seen(probe, DOWN).last_lines[-1]
 
 
+def test_a_folder_that_serve_cannot_make_is_one_line(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    (rig.root / "model/model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    blocked = rig.toml().replace(f'run = "{rig.root}/run"', f'run = "{rig.root}/data.jsonl/run"')
+    (rig.root / "c.toml").write_text(blocked)
+    assert main(["serve", "-c", str(rig.root / "c.toml")]) == 73
+    assert f"cannot use {rig.root}/data.jsonl/run: Not a directory; " in capsys.readouterr().err
+
+
 def test_en_03_ports_that_are_taken_are_named_with_their_owner(rig: Rig, probe: EngineProbe) -> None:
     with socket.create_server(("127.0.0.1", 31401)):
         busy = dict(seen(probe, DOWN).busy_ports)

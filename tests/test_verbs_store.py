@@ -67,6 +67,26 @@ def test_init_without_its_options_says_which(tmp_path: Path, capsys: pytest.Capt
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"[", None], ids=["not UTF-8", "not TOML", "a folder"])
+def test_init_with_a_broken_configuration_is_one_line(
+    fresh: Path, content: bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = fresh / "hs.toml"
+    file.mkdir() if content is None else file.write_bytes(content)
+    assert init(fresh) == 78
+    assert capsys.readouterr().err.startswith(f"hs-extract: cannot use {file}: ")
+    assert not (fresh / "vol" / MARKER).exists()
+
+
+@pytest.mark.parametrize("row", ["99999999999999999999", "-1", "x", "1.5"])
+def test_retry_of_what_is_no_row_number_is_a_wrong_command_line(
+    tmp_path: Path, row: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["retry", "-c", str(tmp_path / "hs.toml"), "--", row])
+    assert (ended.value.code, f"no row has the number {row}" in capsys.readouterr().err) == (2, True)
+
+
 def test_check_names_every_bad_row_and_what_to_do(fresh: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [*lines(3), {"input_ids": []}, {"input_ids": [VOCAB]}, {"input_ids": [1] * CONTEXT}]
     twice = [{"input_ids": [1], "id": "x"}, {"input_ids": [2], "id": "x"}]

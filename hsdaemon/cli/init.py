@@ -16,7 +16,7 @@ import pwd
 import shlex
 from pathlib import Path
 
-from hsdaemon.cli.settings import add_config
+from hsdaemon.cli.settings import add_config, load
 from hsdaemon.config import Config, parse
 from hsdaemon.data import lock
 from hsdaemon.data.backup import ballast_path, manifest_folder
@@ -80,8 +80,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     file = Path(args.config)
-    if file.exists():
-        config = parse(file.read_text(encoding="utf-8"), str(file))
+    if os.path.lexists(file):
+        config = load(args)
     else:
         text = _text(args)
         config = parse(text, str(file))

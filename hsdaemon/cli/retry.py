@@ -21,7 +21,7 @@ EXITS = {1: "a named row is not a failed one"}
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_config(parser)
-    parser.add_argument("rows", nargs="*", type=int, help="row numbers, as `hs-extract errors` lists them")
+    parser.add_argument("rows", nargs="*", type=_row, help="row numbers, as `hs-extract errors` lists them")
     parser.add_argument("--all", action="store_true", help="every failed row")
 
 
@@ -36,3 +36,10 @@ def run(args: argparse.Namespace) -> int:
         manifest.close()
     print(f"retry: revived={revived}")
     return EXIT_OK if args.all or revived == len(set(args.rows)) else EXIT_FINDINGS
+
+
+def _row(text: str) -> int:
+    """Raises ArgumentTypeError for what is no row's number in any manifest."""
+    if not text.isdecimal() or (row := int(text)) >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"no row has the number {text}")
+    return row

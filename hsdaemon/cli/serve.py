@@ -25,7 +25,7 @@ from hsdaemon.cli.settings import add_config, load
 from hsdaemon.config import Config
 from hsdaemon.engine import argline, endpoint, environment, inplace, ports, releases, weights
 from hsdaemon.engine.probe import ordered_port
-from hsdaemon.errors import EngineError, HsError
+from hsdaemon.errors import EngineError, HsError, StoreError
 from hsdaemon.machine.checkpoint import physical_layers, read_model
 from hsdaemon.machine.identity import boot_id, start_ticks
 
@@ -69,7 +69,12 @@ def _serve(args: argparse.Namespace, config: Config) -> int:
         return _show(argline.command(config, known, launch, config.engine.port), env)
     port = ports.choose(config, _former(config), ordered_port(config.paths.run))
     argv = argline.command(config, known, launch, port)
-    _folders(config)
+    try:
+        _folders(config)
+    except OSError as error:
+        raise StoreError(
+            f"cannot use {error.filename}: {error.strerror}; mend it, or set [paths] and spool.path"
+        ) from None
     log = _log(config, launch)
     mark = environment.fingerprint(config, known, cores, model.kind)
     here = _here(config, known, launch, port, mark, argv, log, config.model.revision or model.revision)
