@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from rig import Rig, rows
 
 from hsdaemon.cli import main
 from hsdaemon.core.model import Proof
-from hsdaemon.data import lock, room
+from hsdaemon.data import backup, lock, room
 from hsdaemon.machine.checkpoint import read_model
 from hsdaemon.machine.proof import ProofFiles
 
@@ -196,6 +198,36 @@ def test_without_a_manifest_the_engine_must_have_the_model_of_the_configuration(
         assert not engine.requests
     with rig.engine(model=rig.identity.model):
         assert proved(rig)[1].ok
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_mf_05_a_damaged_manifest_is_the_workers_to_mend_and_keeps_no_engine_from_its_proof(
+    half: Rig, copied: bool
+) -> None:
+    """After a power cut the worker that would rebuild it is started only when the engine is proved."""
+    if copied:
+        with contextlib.closing(half.manifest()) as manifest:
+            backup.back_up(manifest, backup.backup_path(half.config))
+    damaged = b"no database" * 1000
+    half.manifest_path.write_bytes(damaged)
+    with half.engine():
+        code, verdict = proved(half)
+    assert (code, verdict.ok) == (0, True), verdict
+    steps = json.loads((half.root / "run/proof.json").read_text())["steps"]
+    assert any("2 stored samples captured again agree" in step for step in steps) is copied
+    assert half.manifest_path.read_bytes() == damaged
+
+
+def test_a_copy_of_a_manifest_that_was_removed_on_purpose_is_nobodys_evidence(half: Rig) -> None:
+    """The output was emptied to begin anew, with another dtype: the copy outlives it in another folder."""
+    with contextlib.closing(half.manifest()) as manifest:
+        backup.back_up(manifest, backup.backup_path(half.config))
+    shutil.rmtree(half.root / "out")
+    (half.root / "out").mkdir()
+    other = Rig(half.root, half.data, QUICK | {"output": {"dtype": "float32"}})
+    with other.engine(dtype="float32"):
+        code, verdict = proved(other)
+    assert (code, verdict.ok) == (0, True), verdict
 
 
 # --- prompts ----------------------------------------------------------------------------------------------------------

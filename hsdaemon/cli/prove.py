@@ -12,26 +12,33 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+
+import structlog
 
 from hsdaemon.cli.settings import add_config, load
 from hsdaemon.config import Config
 from hsdaemon.core.model import Proof
 from hsdaemon.data import lock, room, sqlite
-from hsdaemon.data.backup import manifest_path
-from hsdaemon.data.dataset import open_dataset
+from hsdaemon.data.backup import backup_path, manifest_folder, manifest_path
+from hsdaemon.data.connect import Damaged
+from hsdaemon.data.dataset import DataSet, open_dataset
 from hsdaemon.data.identity import RunIdentity, require_same, row_limits, run_identity
 from hsdaemon.data.spool import Spool, new_epoch
+from hsdaemon.data.sqlite import SqliteManifest
 from hsdaemon.errors import EXIT_FINDINGS, EXIT_OK, HsError, Transient
-from hsdaemon.machine.checkpoint import read_model
+from hsdaemon.machine.checkpoint import ModelFacts, read_model
 from hsdaemon.machine.log import setup
 from hsdaemon.machine.proof import ProofFiles
 from hsdaemon.work.checks import wanted_by
 from hsdaemon.work.evidence import gather
-from hsdaemon.work.proof import Proved, prove
+from hsdaemon.work.proof import Case, Proved, prove
 from hsdaemon.work.verdict import Refuted
 
 EXITS = {EXIT_FINDINGS: "the engine must not be trusted; the last line says why"}
+Opens = Callable[[Path], SqliteManifest]
+_log = structlog.get_logger()
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -61,20 +68,34 @@ def run(args: argparse.Namespace) -> int:
 
 def _prove(config: Config) -> Proved | Refuted:
     facts = read_model(config.model.path)
-    offered = run_identity(config, facts, "")
-    path = manifest_path(config.output)
     with contextlib.ExitStack() as stack:
-        stack.callback(lock.acquire(path.parent).release)
+        stack.callback(lock.acquire(manifest_folder(config.output)).release)
         dataset = stack.enter_context(contextlib.closing(open_dataset(config.data, row_limits(config, facts))))
-        manifest = sqlite.open_manifest(path) if sqlite.exists(path) else None
-        if manifest is not None:
-            stack.callback(manifest.close)
-        identity = _same(manifest.identity(), offered) if manifest else offered
-        most = room.largest_in_spool(config, facts)
-        case = gather(dataset, manifest, identity, config.proof.continuity_samples, most)
+        case = _case(config, facts, dataset)
         spool = Spool.open(Path(config.spool.path), new_epoch(), config.spool.budget_mib << 20)
         stack.callback(spool.close)
-        return asyncio.run(prove(config, case, wanted_by(identity), spool))
+        return asyncio.run(prove(config, case, wanted_by(case.identity), spool))
+
+
+def _case(config: Config, facts: ModelFacts, dataset: DataSet) -> Case:
+    """From the manifest; where it is damaged from its last copy, which the worker restores only after this proof."""
+    offered, most = run_identity(config, facts, ""), room.largest_in_spool(config, facts)
+
+    def gathered(manifest: SqliteManifest | None) -> Case:
+        identity = _same(manifest.identity(), offered) if manifest else offered
+        return gather(dataset, manifest, identity, config.proof.continuity_samples, most)
+
+    path, copy = manifest_path(config.output), backup_path(config)
+    if not sqlite.exists(path):
+        return gathered(None)
+    places: tuple[tuple[Opens, Path], ...] = ((sqlite.open_manifest, path), (sqlite.open_reader, copy))
+    for opens, place in places if copy.exists() else places[:1]:
+        try:
+            with contextlib.closing(opens(place)) as manifest:
+                return gathered(manifest)
+        except Damaged as error:
+            _log.warning("the proof does without a damaged manifest", reason=str(error))
+    return gathered(None)
 
 
 def _same(pinned: RunIdentity, offered: RunIdentity) -> RunIdentity:
