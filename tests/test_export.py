@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -15,6 +16,8 @@ import torch
 from hsdaemon import cli
 from hsdaemon.cli import export
 from hsdaemon.config import Config
+from hsdaemon.data import sqlite
+from hsdaemon.data.backup import manifest_path
 from hsdaemon.data.formats import open_sample
 
 
@@ -54,6 +57,16 @@ def test_a_moved_output_keeps_its_links(config: Config, tmp_path: Path) -> None:
     assert cli.main(["export", "speculators"]) == 0
     moved = Path(config.output.path).rename(tmp_path / "volume/elsewhere")
     assert len(open_sample(moved / "export/hidden_states/hs_0.safetensors").ids) == 12
+
+
+def test_a_stored_path_that_leads_out_of_the_output_is_linked_nowhere(
+    config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.closing(sqlite.open_manifest(manifest_path(config.output))) as manifest, manifest.write():
+        manifest.db.execute("UPDATE rows SET path = '../../data.jsonl' WHERE row = 2")
+    assert cli.main(["export", "speculators"]) == 65
+    assert "row 2: its path leads out of the output" in capsys.readouterr().err
+    assert not (Path(config.output.path) / "export").exists()
 
 
 def test_an_edited_row_is_refused_and_leaves_nothing(config: Config, capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,6 +171,15 @@ def test_a_damaged_stored_file_is_said_and_another_one_compared(half: Rig, harm:
     assert any("row 0 cannot be compared" in step for step in steps)
 
 
+def test_a_stored_path_that_leads_out_of_the_output_is_not_opened(half: Rig) -> None:
+    with contextlib.closing(half.manifest()) as manifest, manifest.write():
+        manifest.db.execute("UPDATE rows SET path = 'rows_0-2000/../../data.jsonl' WHERE row = 0")
+    with half.engine():
+        assert proved(half)[1].ok
+    steps = json.loads((half.root / "run/proof.json").read_text())["steps"]
+    assert any("row 0 cannot be compared: its path in the manifest leads out" in step for step in steps)
+
+
 def test_without_one_readable_stored_file_nothing_is_said_about_the_engine(half: Rig) -> None:
     for path in (half.root / "out").glob("rows_*/*"):
         cut(path)

@@ -30,6 +30,7 @@ from hsdaemon.data.export import export_speculators
 from hsdaemon.data.identity import row_limits
 from hsdaemon.data.manifest import every_stored
 from hsdaemon.data.sample import BadRow, Sample
+from hsdaemon.data.verify import location
 from hsdaemon.errors import EXIT_OK, ConfigError, DataError
 from hsdaemon.machine.checkpoint import read_model
 
@@ -104,4 +105,9 @@ def _done(config: Config) -> Iterator[tuple[Sample, Path]]:
             sample = dataset.read(stored.row, stored.hint)
             if isinstance(sample, BadRow) or sample.digest != stored.row_digest:
                 raise DataError(f"cannot export row {stored.row}: it was edited since; run hs-extract extract first")
-            yield sample, Path(config.output.path) / stored.path
+            path = location(Path(config.output.path), stored.path)
+            if path is None:
+                raise DataError(
+                    f"cannot export row {stored.row}: its path leads out of the output; run hs-extract verify"
+                )
+            yield sample, path

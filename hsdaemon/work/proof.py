@@ -23,6 +23,7 @@ from hsdaemon.data.identity import IdentityMismatch, RunIdentity
 from hsdaemon.data.manifest import Stored
 from hsdaemon.data.sample import Sample
 from hsdaemon.data.spool import Broken, Dump, Spool
+from hsdaemon.data.verify import location
 from hsdaemon.engine.endpoint import Endpoint
 from hsdaemon.errors import EngineError, Transient
 from hsdaemon.machine import disk
@@ -180,8 +181,11 @@ class _Proof:
 
     def _kept(self, stored: Stored) -> Planes | None:
         """A stored sample; None, and said, where its file is damaged: that speaks of the disk, not of the engine."""
+        path = location(Path(self.config.output.path), stored.path)
         try:
-            kept = open_sample(Path(self.config.output.path) / stored.path)
+            if path is None:
+                raise Damaged("its path in the manifest leads out of the output")
+            kept = open_sample(path)
         except (Damaged, OSError) as error:
             self.say(f"the stored row {stored.row} cannot be compared: {error}")
             return None
