@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+from loops import tmpfs
 from outputs import CONTEXT, VOCAB, apart, config_for, extract, lines, ready, write_jsonl, write_model
 from test_cases_manifest import config_file, outcome
 
@@ -113,6 +115,23 @@ def test_sp_09_check_tells_of_rows_that_no_spool_can_hold(tmp_path: Path, capsys
     file.write_text(file.read_text() + "[spool]\nbudget_mib = 32\nwait_s = 1\n")
     assert main(["check", "-c", str(file)]) == 1
     assert any(line.startswith("cannot take 1 rows (2)") for line in outcome(capsys))
+
+
+@pytest.mark.root
+def test_sp_03_check_tells_of_a_tmpfs_that_cannot_hold_the_longest_sample(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config_for(tmp_path, [*lines(2), {"input_ids": [1] * 2000}])
+    facts = json.loads((tmp_path / "model/config.json").read_text())
+    facts["text_config"]["max_position_embeddings"] = 4000
+    (tmp_path / "model/config.json").write_text(json.dumps(facts))
+    file = config_file(tmp_path)
+    with tmpfs(tmp_path / "shm", 1) as shm:
+        file.write_text(file.read_text() + f'[spool]\npath = "{shm}/spool"\n')
+        assert main(["check", "-c", str(file)]) == 1
+        assert any(line.startswith(f"cannot hold the longest sample in {shm}/spool") for line in outcome(capsys))
+        subprocess.run(["mount", "-o", "remount,size=64m", shm], check=True)
+        assert main(["check", "-c", str(file)]) == 0
 
 
 @pytest.mark.parametrize("fault", ["marker", "data", "layers", "damage"])

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ import apsw
 
 from hsdaemon.cli.settings import add_config, load
 from hsdaemon.config import Config
-from hsdaemon.data import room, schema
+from hsdaemon.data import room, schema, spool
 from hsdaemon.data.backup import manifest_folder, manifest_path
 from hsdaemon.data.dataset import DataSet, open_dataset
 from hsdaemon.data.formats import norm_refusal
@@ -69,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
     dataset = open_dataset(config.data, row_limits(config, facts))
     totals = _read(config, facts, dataset)
     failed += _rows(config, totals)
+    failed += _spool(config, facts, totals)
     failed += _space(config, facts, totals, allowed=args.allow_short_disk or config.output.allow_short_disk)
     if args.rate:
         print(f"time: {span(totals.tokens / args.rate)} at {args.rate:,.0f} tok/s")
@@ -183,6 +185,23 @@ def _rows(config: Config, totals: Totals) -> int:
             f"{config.spool.budget_mib}; raise it"
         )
     return problems
+
+
+def _spool(config: Config, facts: ModelFacts, totals: Totals) -> int:
+    """Print what its tmpfs holds at the most against the longest sample that may be sent; gives 1 when it must grow."""
+    found = os.statvfs(_existing(Path(config.spool.path)))
+    size, budget = found.f_blocks * found.f_frsize, config.spool.budget_mib << 20
+    holds = spool.capacity(budget, size, size, spool.memory_limit())
+    longest = min(totals.longest, room.largest_in_spool(config, facts))
+    needed = room.layout(config, facts, longest).total if longest else 0
+    print(f"spool: {holds >> 20} MiB for dumps in {config.spool.path}, the longest sample needs {(needed >> 20) + 1}")
+    if needed <= holds:
+        return 0
+    print(
+        f"cannot hold the longest sample in {config.spool.path}: its tmpfs is too small, or memory.max is; enlarge it "
+        "(mount -o remount,size=..., docker --shm-size), or set spool.path to another one"
+    )
+    return 1
 
 
 def _space(config: Config, facts: ModelFacts, totals: Totals, *, allowed: bool) -> int:
