@@ -2,9 +2,15 @@
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from hsdaemon.core.model import Unit
+from hsdaemon.errors import DiskFull
+from hsdaemon.machine import disk
+from hsdaemon.machine.identity import start_ticks
 from hsdaemon.machine.process_units import Processes
 
 UNIT = "hs-sglang.service"
@@ -43,3 +49,49 @@ def seen(port: Processes) -> Unit:
     found = port.read((UNIT,))
     assert isinstance(found, tuple)
     return found[0]
+
+
+@pytest.fixture
+def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Whether the disk below the run folder is full."""
+    real = disk.replace
+    state = [False]
+
+    def replace(path: Path, data: bytes, mode: int = 0o666) -> None:
+        if state[0]:
+            raise DiskFull(f"cannot write below {path.parent}: disk full")
+        real(path, data, mode)
+
+    monkeypatch.setattr(disk, "replace", replace)
+    return lambda now: state.__setitem__(0, now)
+
+
+def test_a_start_that_cannot_be_written_down_leaves_no_process(tmp_path: Path, full: Callable[[bool], None]) -> None:
+    note = tmp_path / "pid"
+    code = f"import os, time\nopen({str(note)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)"
+    units = Processes({UNIT: (sys.executable, "-c", code)}, tmp_path / "run")
+    full(True)
+    outcome = units.start(UNIT, "")
+    assert (outcome.result, "disk full" in outcome.cause) == ("failed", True)
+    assert not note.exists() or start_ticks(int(note.read_text())) is None
+    full(False)
+    assert units.start(UNIT, "").result == "done"
+    assert units.kill(UNIT, seen(units).invocation, seen(units).pids).result == "done"
+
+
+def test_an_end_on_a_full_disk_is_told_and_written_down_later(tmp_path: Path, full: Callable[[bool], None]) -> None:
+    run, go = tmp_path / "run", tmp_path / "go"
+    units = Processes({UNIT: ("/bin/sh", "-c", f"while [ ! -e {go} ]; do sleep 0.02; done; exit 3")}, run)
+    assert units.start(UNIT, "").result == "done"
+    invocation = seen(units).invocation
+    full(True)
+    go.touch()
+    end = time.monotonic() + 10
+    while (unit := seen(units)).active == "active" and time.monotonic() < end:
+        time.sleep(0.02)
+    assert (unit.active, unit.result, unit.status, unit.invocation) == ("failed", "exit-code", 3, invocation)
+    assert seen(units) == unit
+    assert units.stop(UNIT, invocation).result == "done"
+    full(False)
+    seen(units)
+    assert seen(Processes({UNIT: ()}, run)).status == 3

@@ -20,11 +20,13 @@ import msgspec
 from msgspec import Struct
 
 from hsdaemon.core.model import Outcome, Unit, Unreadable
+from hsdaemon.errors import HsError
 from hsdaemon.machine import disk
 from hsdaemon.machine.child import Child, NoAnswer
 from hsdaemon.machine.identity import start_ticks
 
 SCAN_S = 10.0
+KILL_S = 5.0  # a killed process goes at once, or hangs in the kernel
 MARK = "INVOCATION_ID"  # the name that systemd uses for the same thing
 NO_SYSTEMD = Outcome("failed", "there is no systemd here that could do it")
 
@@ -48,6 +50,7 @@ class Processes:
         self._folder = run / "units"
         self._grace_s = grace_s
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._unwritten: dict[str, Started] = {}  # what became of a start, where the disk did not take it
         self._scan = Child("process", members)  # reading an environment waits for a process that hangs in the kernel
 
     def read(
@@ -57,16 +60,16 @@ class Processes:
     ) -> tuple[Unit, ...] | Unreadable:
         try:
             return tuple(self._unit(name) for name in names)
-        except OSError as error:
-            return Unreadable("units", f"cannot read /proc: {error}")
+        except (OSError, HsError) as error:
+            return Unreadable("units", f"cannot look at processes: {error}")
 
     def start(self, name: str, after: str) -> Outcome:
         if name not in self._commands:
             return NO_SYSTEMD
         try:
             unit = self._unit(name)
-        except OSError as error:
-            return Outcome("failed", f"cannot read /proc: {error}")
+        except (OSError, HsError) as error:
+            return Outcome("failed", f"cannot look at processes: {error}")
         if unit.up or unit.invocation != after:
             return Outcome("moved-on", f"{name} is {unit.active}, invocation {unit.invocation or 'none'}")
         if unit.pids:
@@ -74,9 +77,14 @@ class Processes:
         invocation = secrets.token_hex(16)
         try:
             child = self._spawn(self._commands[name], invocation)
-            self._write(name, Started(invocation, child.pid, start_ticks(child.pid) or 0, time.monotonic()))
         except OSError as error:
             return Outcome("failed", f"cannot start {name}: {error}")
+        try:
+            self._write(name, Started(invocation, child.pid, start_ticks(child.pid) or 0, time.monotonic()))
+        except (OSError, HsError) as error:
+            _take_back(child)
+            return Outcome("failed", f"cannot start {name}: {error}")
+        self._unwritten.pop(name, None)
         self._children[name] = child
         return Outcome("done")
 
@@ -87,7 +95,7 @@ class Processes:
             return NO_SYSTEMD if name not in self._commands else Outcome("moved-on", f"{name} never ran")
         if started.invocation != invocation:
             return Outcome("moved-on", f"another start of {name} runs")
-        self._write(name, msgspec.structs.replace(started, stopping=True))
+        self._note(name, msgspec.structs.replace(started, stopping=True))
         _signal(started.pid, started.start_ticks, signal.SIGTERM)
         timer = threading.Timer(self._grace_s, lambda: _kill_members(started))
         timer.daemon = True
@@ -127,6 +135,8 @@ class Processes:
         if isinstance(pids, NoAnswer):
             raise OSError(pids.detail)
         alive = started.pid in pids and start_ticks(started.pid) == started.start_ticks
+        if not alive:
+            started = self._reaped(name) or started  # it may have ended since it was asked for its status
         active, result, status = _state(started, alive)
         return Unit(
             name,
@@ -142,20 +152,32 @@ class Processes:
 
     def _reaped(self, name: str) -> Started | None:
         """What was started last, with its exit status as soon as that is known."""
+        if name in self._unwritten:
+            self._note(name, self._unwritten[name])
         started, child = self._started(name), self._children.get(name)
         if started is None or child is None or child.pid != started.pid or child.poll() is None:
             return started
         del self._children[name]
         ended = msgspec.structs.replace(started, status=child.returncode, since_s=time.monotonic())
-        self._write(name, ended)
+        self._note(name, ended)
         return ended
 
     def _started(self, name: str) -> Started | None:
         """None when it never ran in this boot: `run` is gone after a reboot."""
+        if name in self._unwritten:
+            return self._unwritten[name]
         with contextlib.suppress(msgspec.MsgspecError, RecursionError):
             data = disk.read(self._folder / f"{name}.json")
             return None if data is None else msgspec.json.decode(data, type=Started)
         return None
+
+    def _note(self, name: str, started: Started) -> None:
+        """Write down what became of a start. What a full disk does not take is kept, and tried again at each look."""
+        try:
+            self._write(name, started)
+            self._unwritten.pop(name, None)
+        except (OSError, HsError):
+            self._unwritten[name] = started
 
     def _write(self, name: str, started: Started) -> None:
         disk.make_folder(self._folder.parent)
@@ -171,6 +193,13 @@ def _state(started: Started, alive: bool) -> tuple[str, str, int]:
     if status == 0 or (started.stopping and status == -signal.SIGTERM):
         return "inactive", "success", 0
     return "failed", ("signal" if status < 0 else "exit-code"), abs(status)
+
+
+def _take_back(child: subprocess.Popen[bytes]) -> None:
+    """End a process just started, which nobody could find again and would be started a second time."""
+    os.killpg(child.pid, signal.SIGKILL)  # a session of its own, not reaped: the number cannot be another's
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(KILL_S)
 
 
 def members(started: Started) -> tuple[int, ...]:
