@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from scenes import ALL, busy, gpus, holder, kinds, plan_of, rest
+from scenes import ALL, NOW, busy, gpus, holder, kinds, plan_of, rest
 from world import CONFIG, tuned
 
 from hsdaemon.core import budget
@@ -177,3 +177,19 @@ def test_gp_15_each_line_is_used_once_and_the_driver_may_heal_it() -> None:
     assert plan_of(busy(xids=other)).reason == "extracting", "not a GPU of ours"
     healed = rest(xids=(m.Xid("GPU-1", 79, 4950.0),), gpus=gpus(recovery="none"))
     assert kinds(plan_of(healed)) == ["StartEngine"]
+
+
+def test_gp_15_lines_of_gpus_that_nobody_can_read_restart_nothing() -> None:
+    """Without NVML no line can be matched: it may be of a GPU that is none of ours."""
+    unmatched = (m.Xid("", 31, 4950.0),)
+    assert plan_of(busy(xids=unmatched, gpus=blind("hang"), holders=blind("hang"))).reason == "extracting"
+    assert plan_of(busy(xids=unmatched)).reason == "engine-xid"
+
+
+def test_gp_15_a_person_who_has_reset_the_gpu_ends_the_hold() -> None:
+    """Drivers before 565 do not say that nothing is owed any more."""
+    seen = rest(xids=(m.Xid("GPU-1", 79, 4950.0),))
+    assert plan_of(seen).reason == "gpu-xid"
+    assert plan_of(seen, events=[budget.Reset(replace(NOW, mono_s=4960.0))]).reason == "engine-start"
+    assert plan_of(seen, events=[budget.Reset(replace(NOW, mono_s=4940.0))]).reason == "gpu-xid", "that was before it"
+    assert plan_of(seen, events=[budget.Reset(m.Now(4960.0, 1.6e9, "boot-0"))]).reason == "gpu-xid", "another boot"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -228,3 +229,13 @@ def test_recorded_replies_give_the_recorded_facts(path: Path) -> None:
     else:
         seen = parse(msgspec.convert(raw["reply"], Reply))
     assert msgspec.json.decode(msgspec.json.encode(seen)) == raw["facts"]
+
+
+def test_gp_15_a_line_of_the_kernel_s_own_clock_is_never_of_later_than_now(tmp_path: Path) -> None:
+    """That clock drifts: an engine started after a crash would be stopped for the old line, again and again."""
+    log = tmp_path / "kmsg"
+    ahead_us = int((time.monotonic() + 60) * 1e6)
+    log.write_text(f"4,1,{ahead_us},-;NVRM: Xid (PCI:0000:3b:00): 31, pid=1, name=x")
+    lines = KernelLog(str(log)).xids()
+    assert isinstance(lines, tuple)
+    assert lines[0].at_s <= time.monotonic()

@@ -63,11 +63,12 @@ def engine_up(config: Config, seen: m.Observation, past: Past) -> m.Plan | None:
 
 def _stop_for(config: Config, seen: m.Observation, engine: m.Engine) -> m.Plan | None:
     """Reasons to stop a running engine that are not its silence."""
-    unit = engine.unit
-    mine = {g.uuid for g in facts.wanted(config, facts.known(seen.gpus) or ())} | {""}
+    unit, gpus_seen = engine.unit, facts.known(seen.gpus)
+    # "" is a line whose GPU is not known: one of ours, perhaps. While no GPU can be read, every line is of that kind.
+    mine = {g.uuid for g in facts.wanted(config, gpus_seen)} | {""} if gpus_seen else set()
     for xid in seen.xids:
         if xid.code in RESTART and xid.at_s > unit.since_s and xid.uuid in mine:
-            gpus = facts.shown(facts.known(seen.gpus) or (), (xid.uuid,))
+            gpus = facts.shown(gpus_seen or (), (xid.uuid,))
             return plan("engine_up", "engine-xid", m.StopEngine(unit.invocation, "engine-xid"), xid=xid.code, gpus=gpus)
     end = facts.known(engine.endpoint)
     if not (seen.wishes.reload_now and end and engine.wanted and end.fingerprint != engine.wanted):

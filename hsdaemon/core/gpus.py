@@ -59,15 +59,17 @@ def _unsound(config: Config, seen: m.Observation, gpus: tuple[m.Gpu, ...], past:
     ):
         if bad:
             return plan("gpus_visible", code, gpus=facts.shown(tuple(bad)))
-    return _xid(seen, mine) or _fabric(seen, mine, past)
+    return _xid(seen, mine, past) or _fabric(seen, mine, past)
 
 
-def _xid(seen: m.Observation, mine: tuple[m.Gpu, ...]) -> m.Plan | None:
-    """An Xid that only a reset cures holds until the driver itself says that nothing is owed, or until a reboot."""
+def _xid(seen: m.Observation, mine: tuple[m.Gpu, ...], past: Past) -> m.Plan | None:
+    """An Xid that only a reset cures holds until the driver itself says that nothing is owed, which older ones cannot,
+    until a person who has reset the GPU says so, or until a reboot."""
     healed = {g.uuid for g in mine if g.recovery == "none"}
     names = {g.uuid for g in mine} | {""}
+    said_s = past.reset_s if past.reset_boot == seen.now.boot else 0.0
     for xid in seen.xids:
-        if xid.code in RESET and xid.uuid in names and xid.uuid not in healed:
+        if xid.code in RESET and xid.uuid in names and xid.uuid not in healed and xid.at_s > said_s:
             return plan("gpus_visible", "gpu-xid", gpus=facts.shown(mine, (xid.uuid,)), xid=xid.code)
     return None
 

@@ -111,7 +111,7 @@ _ROWS = (
         "bc0f86fb25f457c983aedcf06f0d6e77"),
     Reason("gpu-xid", "hold",
         "GPU {gpus} reported Xid {xid}, which a restart of the engine does not cure",
-        "Reset the GPU or reboot; replace it if the Xid returns.",
+        "Reset the GPU, then run `hs-extract reset`; or reboot. Replace the GPU if the Xid returns.",
         "c3169620490e52239cb732df8c9e7b02"),
     Reason("fabric-wait", "wait",
         "the NVLink fabric of GPU {gpus} is not complete yet",

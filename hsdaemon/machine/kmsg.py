@@ -1,4 +1,7 @@
-"""Xid lines of the kernel log. Each record is read once and kept; the kernel forgets, we do not."""
+"""Xid lines of the kernel log. Each record is read once and kept; the kernel forgets, we do not.
+
+Its clock is its own, which nobody sets right: it drifts by tens of seconds a month. What is read now is not of later.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import contextlib
 import errno
 import os
 import re
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 
 from hsdaemon.core.model import Unreadable
 
@@ -58,6 +62,7 @@ class KernelLog:
             while record := self._record():
                 line = parse(record)
                 if line is not None:
+                    line = replace(line, at_s=min(line.at_s, time.monotonic()))
                     self._lines = [*self._lines[1 - KEPT :], line]
 
     def _record(self) -> str:
