@@ -29,6 +29,11 @@ def test_ev_01_an_enabled_service_that_took_the_gpus_is_leased_disabled_and_stop
     assert VLLM in plan.sentence
 
 
+def test_ev_01_a_service_that_may_only_be_stopped_keeps_its_links() -> None:
+    config = tuned(CONFIG, evict={"units": (EvictUnit("vllm*", "stop"),)})
+    assert plan_of(HELD, config=config).actions == (m.LeaseUnit(VLLM, "enabled", True), STOP)
+
+
 def test_ev_01_a_named_service_that_only_loads_yet_is_evicted_too() -> None:
     assert kinds(plan_of(rest(units=(VLLM_UP,))))[-1] == "StopUnit"
 

@@ -156,7 +156,9 @@ class Current:
             _log.warning("the configuration cannot be used, the former one stays", cause=str(error))
             return
         if AT_START(fresh) != AT_START(self._config):
-            _log.warning("paths, output, spool.path or supervisor.metrics_port changed: restart the supervisor for it")
+            _log.warning(
+                "paths, output, spool.path, the metrics' port or the probes' deadline changed: restart the supervisor"
+            )
             return
         self._config = fresh
         _log.info("the configuration was read again")

@@ -42,6 +42,7 @@ class Metrics:
             self._progress(seen.now.mono_s, seen.progress)
         if isinstance(seen.volume, m.Volume):
             self._free.set(seen.volume.free_bytes)
+        self._starts.clear()
         for unit, count in Tally(start.unit for start in tick.past.starts).items():
             self._starts.labels(unit).set(count)
         self._gpus(seen)
