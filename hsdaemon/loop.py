@@ -5,6 +5,7 @@ Boot is the first tick: nothing is restored, so recovery is the absence of state
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -21,6 +22,7 @@ from hsdaemon.machine.ports import Ports
 from hsdaemon.observe import observe
 
 log = structlog.get_logger()
+_FIGURES = re.compile(r"[0-9]+(?= s\b| so far)")  # a note whose age or count grows is no new note
 Said = Callable[[Tick], None]  # whoever shows ticks to people: status file, metrics
 
 
@@ -84,17 +86,18 @@ def run(
 def _tell(now: Tick, before: Tick | None) -> None:
     """Into the journal: what came of the last turn, the plan's sentence when its reason is new, and new notes."""
     plan = now.plan
-    former = (before.plan.reason, before.plan.notes) if before else ("", ())
+    former = before.plan.reason if before else ""
     told = list(story.events((before.seen, before.plan) if before else None, now.seen, plan))
     for event in (event for event in told if event.kind is not story.HELD):
         log.info(event.sentence, _event=event.kind.code, message_id=event.kind.message_id)
     reason = reasons.CATALOGUE[plan.reason]
-    if plan.reason != former[0]:
+    if plan.reason != former:
         say = log.warning if reason.severity == "hold" else log.info
         actions = " ".join(type(a).__name__ for a in plan.actions)
         say(plan.sentence, _rung=plan.rung, _reason=plan.reason, _actions=actions, message_id=reason.message_id)
     for event in (event for event in told if event.kind is story.HELD):
         log.warning(event.sentence, _event=event.kind.code, _reason=plan.reason, message_id=event.kind.message_id)
+    told_before = {_FIGURES.sub("", note) for note in before.plan.notes} if before else set()
     for note in plan.notes:
-        if note not in former[1]:
+        if _FIGURES.sub("", note) not in told_before:
             log.warning(note, _rung=plan.rung)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fakes import FakeNotifier, ports
 from scenes import acted, crashes
+from structlog.testing import capture_logs
 from world import CONFIG, VLLM, World
 
 from hsdaemon import loop
@@ -16,6 +19,7 @@ from hsdaemon.core import budget
 from hsdaemon.core import model as m
 from hsdaemon.errors import DiskFull
 from hsdaemon.history import History, Tick
+from hsdaemon.host.clock import HostClock
 from hsdaemon.machine.ports import Ports
 
 
@@ -148,3 +152,32 @@ def test_a_disk_that_fails_under_the_record_ends_the_turn_and_not_the_supervisor
         tick = until(world, hands, record, "history-unwritable")
         assert "Input/output error" in tick.plan.sentence
     until(world, hands, record, "extracting")
+
+
+def test_a_note_whose_age_grows_is_said_once(tmp_path: Path) -> None:
+    world, turns = World(1), [0]
+    hands, record = ports(world), History.open(tmp_path)
+    until(world, hands, record, "extracting")
+
+    def hangs() -> m.Unreadable:
+        turns[0] += 1
+        return m.Unreadable("nvml", f"no answer; it last answered {turns[0]} s ago with 8 GPUs", "hang")
+
+    blind = replace(hands, gpus=_Broken(hands, hangs))  # type: ignore[arg-type]
+    with capture_logs() as told:
+        loop.run(blind, lambda: CONFIG, record, lambda: turns[0] >= 4)
+    notes = [entry["event"] for entry in told if "cannot be read" in entry["event"]]
+    assert notes == [
+        "GPUs cannot be read (no answer; it last answered 1 s ago with 8 GPUs); the running engine is left alone"
+    ]
+
+
+def test_a_signal_that_came_before_the_wait_is_not_slept_over() -> None:
+    clock = HostClock()
+    with clock.listening(signal.SIGTERM):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert not clock.taken(signal.SIGHUP), "as the configuration asks, between the turn and its wait"
+        before = time.monotonic()
+        clock.wait(30)
+    assert time.monotonic() - before < 15
+    assert clock.asked == [signal.SIGTERM]

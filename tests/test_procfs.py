@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from sdbox import Box, until
 
 from hsdaemon.core.model import Claim, Gpu, Holder, Unreadable
 from hsdaemon.machine import cgroup
+from hsdaemon.machine.notify import Notify
 from hsdaemon.machine.procfs import Procfs, read_process
 
 DOCKER = "a1" * 32
@@ -212,3 +214,15 @@ def test_gp_10_a_real_namespace_is_seen_from_outside(box: Box) -> None:
     assert held.kind == "container"
     assert held.container.startswith("pid:[")
     assert held.unit == "", "the box's unit is none of this host"
+
+
+def test_a_name_that_is_no_text_can_be_said(tmp_path: Path) -> None:
+    """It ends up in the sentence of a turn, and systemd is told that: the supervisor would die of it at each turn."""
+    program = os.fsencode(tmp_path) + b"/odd-\xff"
+    shutil.copy(b"/bin/sleep", program)
+    with subprocess.Popen([program, b"60"]) as process:
+        found = read_process(process.pid)
+        process.kill()
+    assert found is not None
+    assert found.exe.endswith("/odd-\N{REPLACEMENT CHARACTER}")
+    Notify({"NOTIFY_SOCKET": str(tmp_path / "nobody")}).status(f"{os.fsdecode(program)} holds GPU 0")

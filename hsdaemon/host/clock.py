@@ -25,7 +25,10 @@ class HostClock:
         return Now(time.monotonic(), time.time(), self._boot)
 
     def wait(self, seconds: float) -> None:
-        """Until then, or until a signal: what it asks for is in `asked`."""
+        """Until then, or until a signal: what it asks for is in `asked`. One that is there already ends it at once."""
+        self._take()
+        if self.asked:
+            return
         ready, _, _ = select.select([self._read], [], [], max(0.0, seconds))
         if ready:
             self._take()

@@ -56,4 +56,4 @@ class Notify:
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line:
             line.settimeout(SEND_S)
-            line.sendto(text.encode(), address)
+            line.sendto(text.encode(errors="replace"), address)  # names of files are any bytes

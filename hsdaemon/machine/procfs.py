@@ -61,8 +61,9 @@ def read_process(pid: int, proc: Path = Path("/proc")) -> Process | None:
 
 
 def _link(path: Path) -> str:
+    """Where it leads, as a text that can be said: names of files are any bytes."""
     try:
-        return str(path.readlink())
+        return os.fsencode(path.readlink()).decode(errors="replace")
     except OSError:
         return ""
 
