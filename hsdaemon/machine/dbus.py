@@ -82,10 +82,9 @@ class Systemd:
 
 @dataclass(frozen=True)
 class Known:
-    """What was read of a unit, and the change of state since which it holds."""
+    """What was read of a unit, as of its `since_s`."""
 
     path: str
-    changed: int
     at: float
     unit: Unit
 
@@ -107,6 +106,7 @@ class Session:
     def serve(self, question: tuple[Any, ...]) -> tuple[Unit, ...] | Outcome | str:
         """An answer, or the failure as a sentence."""
         try:
+            import pydbus  # noqa: F401  # needed by `_bus`: what lacks is said here
             from gi.repository import GLib
         except ImportError as error:
             return f"cannot reach systemd: {error}; install pydbus and PyGObject, or run with --foreground"
@@ -131,21 +131,21 @@ class Session:
     def _remembered(self, name: str) -> Unit:
         """What was read of a unit holds as long as its state has not changed, but for its processes and its lease."""
         known = self._known.get(name)
-        if known and time.monotonic() - known.at < FRESH_S and self._changed(known.path) == known.changed:
+        if known and time.monotonic() - known.at < FRESH_S and self._changed(known.path) == known.unit.since_s:
             pids = cgroup.pids(known.unit.cgroup, self._cgroups)
             return replace(known.unit, pids=pids, leased=self._leases.held(name))
         unit = self._unit(name)
         path = self._path(name)
         if path and unit.load == "loaded" and unit.active in ("active", "inactive", "failed"):
-            self._known[name] = Known(path, self._changed(path), time.monotonic(), unit)
+            self._known[name] = Known(path, time.monotonic(), unit)
         else:
             self._known.pop(name, None)
         return unit
 
-    def _changed(self, path: str) -> int:
-        """Microseconds of the last change of state."""
+    def _changed(self, path: str) -> float:
+        """When its state last changed, as `since_s` counts."""
         args = (f"{NAME}.Unit", "StateChangeTimestampMonotonic")
-        return int(self._call(path, "org.freedesktop.DBus.Properties", "Get", "(ss)", args).unpack()[0])
+        return float(self._call(path, "org.freedesktop.DBus.Properties", "Get", "(ss)", args).unpack()[0]) / 1e6
 
     def _forget(self) -> None:
         self._known.clear()
