@@ -15,7 +15,7 @@ from typing import Any
 
 from hsdaemon.core.model import Outcome, Unit, Unreadable
 from hsdaemon.errors import HsError
-from hsdaemon.machine import cgroup, disk
+from hsdaemon.machine import cgroup
 from hsdaemon.machine.child import Child, NoAnswer
 from hsdaemon.machine.lease import DROP_IN, Leases
 
@@ -252,10 +252,8 @@ class Session:
         return any(Path(drop_in).name == DROP_IN for drop_in in drop_ins)
 
     def _disable(self, name: str) -> Outcome:
-        for runtime in (False, True):
-            changes = self._manager("DisableUnitFiles", "(asb)", ([name], runtime))[-1]
-            for folder in {Path(path).parent for _, path, _ in changes}:
-                self._sync(folder)
+        """Not by DisableUnitFiles: that takes along what the unit's Also= names, which nobody let us touch."""
+        self._leases.remove_links(name)
         return Outcome("done")
 
     def _release(self, name: str) -> Outcome:
@@ -272,12 +270,6 @@ class Session:
                 self._manager("StartUnit", "(ss)", (name, "replace"))
             self._leases.forget(name)
         return Outcome("done")
-
-    def _sync(self, folder: Path) -> None:
-        """Make removed names durable; systemd may have removed their empty folder too."""
-        while not folder.is_dir():
-            folder = folder.parent
-        disk.sync_folder(folder)
 
     # --- the bus ----------------------------------------------------------------------------------------------------
 

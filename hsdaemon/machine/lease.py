@@ -80,6 +80,16 @@ class Leases:
         with contextlib.suppress(OSError):  # somebody else's drop-ins stay
             path.parent.rmdir()
 
+    def remove_links(self, name: str) -> None:
+        """Take the unit out of the boot: every recorded link that enables it goes, synced. A crash leaves some, which
+        the next try removes."""
+        record = self.record(name)
+        for link, _ in record.links if record else ():
+            path = Path(link)
+            if path.is_symlink() and path != self._units / name:  # the unit itself may be a link
+                path.unlink()
+                disk.sync_folder(path.parent)
+
     def restore_links(self, record: Record) -> None:
         """Every link that was there before us and is missing now, synced."""
         for link, target in record.links:
