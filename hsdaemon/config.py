@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from hsdaemon.errors import ConfigError
 
-Seconds = Annotated[float, Meta(gt=0)]
+Seconds = Annotated[float, Meta(gt=0, le=2e6)]  # 23 days: more milliseconds than that are no number to D-Bus
 Count = Annotated[int, Meta(ge=1)]
 Mib = Annotated[int, Meta(ge=1)]
 # No NUL: no path, argument or variable has one.
@@ -46,7 +46,7 @@ class Model(Section, frozen=True):
     revision: str = ""  # pinned in the manifest; "" = digest of config.json and the weight files' names and sizes
     layers: tuple[Annotated[int, Meta(ge=0)], ...] = ()  # physical, ascending; () = EAGLE-3 default 1, n//2 - 1, n - 4
     norm: Literal["post", "pre"] = "post"  # the final state after or before the final norm; speculators needs "pre"
-    context_tokens: int = 0  # longest context; 0 = what the model's config.json says
+    context_tokens: Annotated[int, Meta(ge=0)] = 0  # longest context; 0 = what the model's config.json says
 
 
 class Output(Section, frozen=True):
@@ -86,7 +86,7 @@ class Engine(Section, frozen=True):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     chunk_tokens: Annotated[int, Meta(ge=0)] = 16384  # chunked prefill; 0 = off
     max_running: Count = 64
-    max_total_tokens: int = 0  # KV pool; 0 = the engine's choice
+    max_total_tokens: Annotated[int, Meta(ge=0)] = 0  # KV pool; 0 = the engine's choice
     mem_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.80  # leaves room for the capture's device buffer
     watchdog_s: Seconds = 600.0  # the engine's own; above the longest forward
     start_patience_s: Seconds = 1800.0  # 11 minutes are normal for 600 GB of weights
@@ -166,7 +166,7 @@ class Proof(Section, frozen=True):
     deadline_s: Seconds = 600.0
     continuity_samples: Annotated[int, Meta(ge=0, le=3)] = 2  # stored samples captured again and compared
     min_cosine: Annotated[float, Meta(gt=0, le=1)] = 0.99  # median over tokens; kernels differ a little, models a lot
-    max_relative_error: Annotated[float, Meta(gt=0)] = 0.05  # median over tokens
+    max_relative_error: Annotated[float, Meta(gt=0, le=1)] = 0.05  # median over tokens
 
 
 class Paths(Section, frozen=True):
@@ -262,6 +262,8 @@ def impossible(config: Config) -> Iterator[Problem]:
     if config.gpus.uuids and e.device == "cuda" and len(config.gpus.uuids) != e.tp:
         cause = f"engine.tp = {e.tp} ranks need as many GPUs"
         yield Problem("gpus.uuids", list(config.gpus.uuids), cause, "name one GPU a rank, or none")
+    if len(set(config.gpus.uuids)) < len(config.gpus.uuids):
+        yield Problem("gpus.uuids", list(config.gpus.uuids), "one of them is there twice", "name each GPU once")
     if not config.data.path.endswith((".jsonl", ".parquet")):
         yield Problem("data.path", config.data.path, "the name tells the kind", "name a .jsonl or .parquet")
 

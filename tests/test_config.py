@@ -19,6 +19,10 @@ WRONG = {
     "ca_18 overlap": ("[engine]\ntwo_batch_overlap = true", ["engine.two_batch_overlap", "write false"]),
     "ca_18 disaggregation": ('[engine]\ndisaggregation = "prefill"', ["engine.disaggregation", "null"]),
     "not TOML": ("[", ["not TOML", "line"]),
+    "no end of time": ("[supervisor]\nprobe_deadline_s = inf", ["probe_deadline_s = inf", "<= 2000000"]),
+    "a bound that bounds nothing": ("[proof]\nmax_relative_error = inf", ["max_relative_error = inf", "<= 1"]),
+    "fewer tokens than none": ("[engine]\nmax_total_tokens = -1", ["max_total_tokens = -1", ">= 0"]),
+    "a GPU twice": ('[gpus]\nuuids = ["GPU-a", "GPU-a"]\n[engine]\ntp = 2', ["gpus.uuids", "twice"]),
     "spool longer than the watchdog": ("[spool]\nwait_s = 200.0", ["spool.wait_s", "150"]),
     "GPUs and ranks": ('[gpus]\nuuids = ["GPU-a"]\n[engine]\ntp = 2', ["gpus.uuids", "tp = 2"]),
 }
