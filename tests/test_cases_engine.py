@@ -174,6 +174,24 @@ def test_en_11_en_13_starts_without_progress_end_in_a_hold_with_the_last_words()
     assert "no kernel image" in plan.sentence
 
 
+@pytest.mark.parametrize(
+    ("seen", "start", "reason"),
+    [
+        pytest.param(rest(), m.StartEngine("", 30000, "wanted"), "engine-blocked", id="engine"),
+        pytest.param(busy(worker=STOPPED), m.StartWorker("e1", "w1"), "worker-blocked", id="worker"),
+    ],
+)
+def test_en_11_orders_to_start_that_come_to_nothing_end_in_a_hold(
+    seen: m.Observation, start: m.StartEngine | m.StartWorker, reason: str
+) -> None:
+    """A condition in a drop-in: systemd says yes, and the unit stays as it was."""
+    assert plan_of(seen, events=[acted(start, 4)]).actions == (start,), "the first may have been cut by a death"
+    plan = plan_of(seen, events=[acted(start, 6), acted(start, 4)])
+    assert (plan.reason, plan.actions) == (reason, ())
+    assert "2 orders" in plan.sentence
+    assert plan_of(seen, events=[acted(start, 60), acted(start, 50)]).actions == (start,), "seldom, not never"
+
+
 def test_en_11_waits_double() -> None:
     events: list[budget.Event] = [acted(m.StartEngine("a", 30000, "w"), 30), died("signal 11", 1.0)]
     assert plan_of(rest(engine=young(DOWN)), events=events).reason == "engine-backoff"

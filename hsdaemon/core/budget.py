@@ -166,6 +166,10 @@ def key_of(action: m.Action) -> str:
             return "sweep-spool"
         case m.StartScan():
             return SCAN_KEY
+        case m.StartEngine(after):
+            return f"start:{m.ENGINE_UNIT}:{after}"
+        case m.StartWorker(_, after):
+            return f"start:{m.WORKER_UNIT}:{after}"
         case _:
             return ""
 
@@ -429,6 +433,16 @@ def retry_s(past: Past, key: str, now: m.Now, first_s: float) -> float:
     if tried is None or tried.boot != now.boot:
         return 0.0
     return max(0.0, tried.last_s + backoff_s(tried.count, first_s, 300.0) - now.mono_s)
+
+
+def unheard(past: Past, start: m.StartEngine | m.StartWorker, now: m.Now, first_s: float) -> str:
+    """What a unit is that systemd took orders to start of, and that has not begun another run; "" when it may be told
+    now. One more order is free: the first may have been cut by our own death."""
+    key = key_of(start)
+    count = count_of(past, key, now.boot)
+    if count < 2 or retry_s(past, key, now, first_s) == 0:
+        return ""
+    return f"still down after {count} orders to start, by a condition or for want of another unit"
 
 
 def count_of(past: Past, key: str, boot: str) -> int:

@@ -171,6 +171,8 @@ def _start_worker(config: Config, seen: m.Observation, worker: m.Worker, past: P
     left = seen.progress.total - seen.progress.settled if isinstance(seen.progress, m.Progress) else "all"
     sweep = [m.SweepSpool(seen.spool.orphans)] if isinstance(seen.spool, m.Spool) and seen.spool.orphans else []
     start = m.StartWorker(engine.unit.invocation if engine else "", unit.invocation)
+    if cause := budget.unheard(past, start, seen.now, sup.backoff_s):
+        return plan("work_running", "worker-blocked", cause=cause)
     return plan("work_running", "worker-start", *sweep, start, left=left, look_s=2.0)
 
 

@@ -179,6 +179,8 @@ def _start(config: Config, seen: m.Observation, engine: m.Engine, past: Past) ->
         return plan("engine_up", "ports-busy", who=owners)
     attempt = budget.failures(past, m.ENGINE_UNIT, seen.now.boot) + 1
     start = m.StartEngine(engine.unit.invocation, port, engine.wanted)
+    if cause := budget.unheard(past, start, seen.now, config.supervisor.backoff_s):
+        return plan("engine_up", "engine-blocked", cause=cause)
     return plan("engine_up", "engine-start", start, attempt=attempt, port=port, look_s=2.0)
 
 
