@@ -197,6 +197,38 @@ def test_ev_12_a_lost_state_folder_does_not_make_an_eviction_permanent(box: Box,
     assert box.show(UNIT, "UnitFileState") == "enabled"
 
 
+@pytest.mark.parametrize("fate", ["uninstalled", "masked"])
+def test_ev_12_a_unit_that_cannot_be_started_any_more_is_given_back_as_far_as_it_goes(
+    box: Box, do: Callable[[str], Any], fate: str
+) -> None:
+    """Else the work would never be done: it would be tried again for ever, by the supervisor and by people."""
+    install(box)
+    do(EVICT)
+    until(lambda: down(box))
+    box.sh(f"rm /etc/systemd/system/{UNIT}")
+    if fate == "masked":
+        box.sh(f"ln -s /dev/null /etc/systemd/system/{UNIT}")
+    box.exec("systemctl", "daemon-reload")
+    outcome = do(f"show(units.release({UNIT!r}))")
+    assert outcome["result"] == "done"
+    assert "cannot be started" in outcome["cause"]
+    assert box.sh("ls /var/lib/hs/leases") == ""
+    assert not any(DROP_IN in line for line in box.sh("ls -R /etc/systemd/system").splitlines())
+
+
+def test_ev_12_a_lease_that_systemd_was_not_told_of_is_said_again(box: Box, do: Callable[[str], Any]) -> None:
+    """A death between the drop-in and the reload: until systemd knows it, whoever wants the unit back gets it."""
+    install(box)
+    do(f"from hsdaemon.machine.lease import Leases\n"
+       f"Leases(Path('/etc/systemd/system'), Path('/var/lib/hs')).write({UNIT!r}, 'enabled', True)")  # fmt: skip
+    assert do(f"show(one({UNIT!r}))")["leased"] is False
+    do(EVICT)
+    until(lambda: down(box))
+    assert do(f"show(one({UNIT!r}))")["leased"] is True
+    box.exec("systemctl", "start", UNIT)
+    assert down(box)
+
+
 STEPS = ("write", "reload", "disable", "stop", "restore_links", "lift", "reload-2", "start", "forget")
 
 

@@ -89,6 +89,11 @@ class Known:
     unit: Unit
 
 
+def _known_to_systemd(of: Callable[[str, Any], Any]) -> bool:
+    """Whether systemd has read the drop-in of a lease. of: a look-up in the unit's properties."""
+    return any(Path(drop_in).name == DROP_IN for drop_in in of("DropInPaths", ()))
+
+
 class Session:
     """The child's side: one private connection, rebuilt when it is closed."""
 
@@ -133,7 +138,7 @@ class Session:
         known = self._known.get(name)
         if known and time.monotonic() - known.at < FRESH_S and self._changed(known.path) == known.unit.since_s:
             pids = cgroup.pids(known.unit.cgroup, self._cgroups)
-            return replace(known.unit, pids=pids, leased=self._leases.held(name))
+            return replace(known.unit, pids=pids, leased=known.unit.leased and self._leases.held(name))
         unit = self._unit(name)
         path = self._path(name)
         if path and unit.load == "loaded" and unit.active in ("active", "inactive", "failed"):
@@ -181,7 +186,7 @@ class Session:
             since_s=of("StateChangeTimestampMonotonic", 0) / 1e6,
             result=its("Result", "success"),
             status=its("ExecMainStatus", 0),
-            leased=self._leases.held(name),
+            leased=self._leases.held(name) and _known_to_systemd(of),
             triggers=tuple(of("TriggeredBy", ())),
         )
 
@@ -246,10 +251,8 @@ class Session:
         return Outcome("done")
 
     def _loaded(self, name: str) -> bool:
-        """Whether systemd knows the drop-in already."""
         path = self._path(name)
-        drop_ins = self._properties(path, f"{NAME}.Unit")("DropInPaths", ()) if path else ()
-        return any(Path(drop_in).name == DROP_IN for drop_in in drop_ins)
+        return path is not None and _known_to_systemd(self._properties(path, f"{NAME}.Unit"))
 
     def _disable(self, name: str) -> Outcome:
         """Not by DisableUnitFiles: that takes along what the unit's Also= names, which nobody let us touch."""
@@ -257,19 +260,22 @@ class Session:
         return Outcome("done")
 
     def _release(self, name: str) -> Outcome:
-        """Links first, then the drop-in, then the start, the record last: after any crash it can be said again."""
+        """Links first, then the drop-in, then the start, the record last: after any crash it can be said again. A unit
+        that was uninstalled or masked meanwhile is not started: nobody can."""
         record = self._leases.record(name)
         if record is None and not self._leases.held(name):
             return Outcome("done")
-        if record is not None:
+        load = self._unit(name).load
+        if record is not None and load != "not-found":
             self._leases.restore_links(record)
         self._leases.lift(name)
         self._manager("Reload", None, ())
-        if record is not None:
-            if record.was_up:
-                self._manager("StartUnit", "(ss)", (name, "replace"))
-            self._leases.forget(name)
-        return Outcome("done")
+        if record is None:
+            return Outcome("done")
+        if record.was_up and load == "loaded":
+            self._manager("StartUnit", "(ss)", (name, "replace"))
+        self._leases.forget(name)
+        return Outcome("done", "" if load == "loaded" else f"it is {load} by now and cannot be started")
 
     # --- the bus ----------------------------------------------------------------------------------------------------
 
