@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -31,6 +32,9 @@ def serve(question: Any) -> Any:
             raise RuntimeError("a bug")
         case ("sleep", seconds):
             time.sleep(seconds)
+        case ("leave", path):
+            signal.signal(signal.SIGALRM, lambda *_: leave(Path(path)))
+            signal.setitimer(signal.ITIMER_REAL, 0.3)  # the answer goes first
         case ("wait", path):
             while not Path(path).exists():
                 time.sleep(0.01)
@@ -45,6 +49,12 @@ def litter() -> int:
     cycle.append(cycle)
     [[] for _ in range(1000)]
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 10
+
+
+def leave(path: Path) -> None:
+    """Close the line and hang in the kernel: as a process does on its way out when a driver keeps it."""
+    os.closerange(3, 100)
+    path.write_text("x")
 
 
 @pytest.fixture
@@ -77,6 +87,17 @@ def test_a_hang_ends_at_the_deadline_and_the_next_question_has_a_new_process(chi
     answer = child.ask(("sleep", 60), 0.1)
     assert isinstance(answer, NoAnswer)
     assert answer.kind == "hung"
+    assert child.ask("pid", 5) != first
+
+
+def test_a_late_answer_is_waited_for_as_long_as_patience_lasts(child: Child) -> None:
+    first = child.ask("pid", 5)
+    assert [child.ask(("sleep", 1), 0.4, 30) for _ in range(2)] == [
+        NoAnswer("hung", "test did not answer within 0.4 s"), NoAnswer("hung", "test did not answer within 1 s"),
+    ]  # fmt: skip
+    assert child.ask("pid", 30, 30) == ("sleep", 1)
+    assert child.ask("pid", 5) == first
+    assert [getattr(child.ask(("sleep", 60), 0.2, 0.3), "kind", "") for _ in range(2)] == ["hung", "hung"]
     assert child.ask("pid", 5) != first
 
 
@@ -139,3 +160,26 @@ def test_gp_07_at_most_one_stuck_child_and_probing_resumes_once_it_is_gone(child
     while isinstance(answer := child.ask("pid", 5), NoAnswer):
         assert time.monotonic() < end
     assert answer != stuck
+
+
+@pytest.mark.root
+def test_gp_07_a_child_that_has_left_and_cannot_be_killed_is_not_doubled(child: Child, frozen: Path) -> None:
+    stuck = child.ask("pid", 5)
+    child.ask(("leave", str(frozen / "x")), 5)
+    time.sleep(1)
+    assert [child.ask("pid", 5).kind for _ in range(2)] == ["stuck", "stuck"]
+    assert f"probe {stuck} " in child.ask("pid", 5).detail
+    subprocess.run(["fsfreeze", "-u", frozen], check=True)
+    end = time.monotonic() + 10
+    while isinstance(child.ask("pid", 5), NoAnswer):
+        assert time.monotonic() < end
+
+
+def test_no_process_to_be_had_is_no_answer(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fork", none_left)
+        assert child.ask("pid", 5).kind == "died"
+    assert child.ask("again", 5) == "again"

@@ -112,10 +112,24 @@ def test_gp_05_a_mismatch_while_nvml_is_open_is_seen_and_a_reboot_cures_it(
     assert devices(gpus)
 
 
+def test_gp_06_gpus_that_take_longer_than_a_look_to_wake_up_are_waited_for(
+    say: Callable[..., None], tmp_path: Path
+) -> None:
+    """Without persistence mode they fall asleep when the last process lets go of them: a killed probe, too."""
+    gpus = Nvml(1.0, KernelLog(str(tmp_path / "none")))
+    say(GPU0, GPU1, "delay nvmlDeviceGetHandleByIndex 700")
+    looks = [gpus.read()]
+    while len(looks) < 10 and isinstance(looks[-1], Unreadable):
+        looks.append(gpus.read())
+    assert [look.code for look in looks[:-1] if isinstance(look, Unreadable)] == ["hang"] * (len(looks) - 1)
+    assert 1 < len(looks) < 10
+    gpus.close()
+
+
 def test_gp_06_a_hang_ends_at_the_deadline_and_tells_the_age_of_the_last_answer(
     say: Callable[..., None], tmp_path: Path
 ) -> None:
-    gpus = Nvml(1.0, KernelLog(str(tmp_path / "none")))
+    gpus = Nvml(1.0, KernelLog(str(tmp_path / "none")), wake_s=0.0)
     say(GPU0, GPU1)
     assert len(devices(gpus)) == 2
     say(GPU0, GPU1, "delay nvmlDeviceGetCount 600000")

@@ -40,40 +40,55 @@ class Child:
         self._line: Connection | None = None
         self._asked_at = 0.0
         self._stuck_since = 0.0
+        self._late = False  # a question is out whose answer is still waited for
 
-    def ask(self, question: object, deadline_s: float) -> Any:
-        """The answer, or a NoAnswer after at most `deadline_s` (and a moment to reap)."""
-        return self.begin(question) or self.end(deadline_s)
+    def ask(self, question: object, deadline_s: float, patience_s: float = 0.0) -> Any:
+        """The answer, or a NoAnswer after at most `deadline_s` (and a moment to reap). patience_s: the next calls wait
+        for an answer that is late, until so long after the question the child is given up."""
+        return self.begin(question) or self.end(deadline_s, patience_s)
 
     def begin(self, question: object) -> NoAnswer | None:
         """Put a question, so that several children think at once. None: call end()."""
-        if self._stuck_since and not self._reaped():
-            age = time.monotonic() - self._stuck_since
-            return NoAnswer("stuck", f"{self.name} probe {self._pid} sits in the kernel for {age:.0f} s, unkillable")
-        self._stuck_since = 0.0
-        try:
-            self._open().send(question)
-        except OSError:  # it died since the last answer: one new child, one more try
-            self.close()
-            self._open().send(question)
+        if self._late:
+            return None
+        for last in (False, True):  # it may have died since the last answer: one new child, one more try
+            if self._stuck_since and not self._reaped():
+                age = time.monotonic() - self._stuck_since
+                return NoAnswer(
+                    "stuck", f"{self.name} probe {self._pid} sits in the kernel for {age:.0f} s, unkillable"
+                )
+            self._stuck_since = 0.0
+            try:
+                self._open().send(question)
+                break
+            except OSError as error:  # of a fork, too: no memory, no process left to be had
+                self.close()
+                if last:
+                    return NoAnswer("died", f"{self.name} probe cannot be asked: {error}")
         self._asked_at = time.monotonic()
         return None
 
-    def end(self, deadline_s: float) -> Any:
+    def end(self, deadline_s: float, patience_s: float = 0.0) -> Any:
         """The answer to begin(), or a NoAnswer once `deadline_s` have passed since."""
         line = self._line
         assert line is not None, "end() without begin()"
         try:
-            if line.poll(max(0.0, self._asked_at + deadline_s - time.monotonic())):
+            if line.poll(deadline_s if self._late else max(0.0, self._asked_at + deadline_s - time.monotonic())):
+                self._late = False
                 return line.recv()
         except (EOFError, OSError):
             status = self.close()
             return NoAnswer("died", f"{self.name} probe ended without an answer ({_words(status)})")
-        self.close()
-        return NoAnswer("hung", f"{self.name} did not answer within {deadline_s:g} s")
+        age = time.monotonic() - self._asked_at
+        waited = f"{age:.0f}" if self._late else f"{deadline_s:g}"
+        self._late = age < patience_s
+        if not self._late:
+            self.close()
+        return NoAnswer("hung", f"{self.name} did not answer within {waited} s")
 
     def close(self) -> int | None:
         """End the child. Gives its exit code (negative: signal), None when it cannot be killed."""
+        self._late = False
         if self._line is not None:
             self._line.close()
             self._line = None

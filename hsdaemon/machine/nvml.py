@@ -17,6 +17,7 @@ from hsdaemon.core.model import Claim, Gpu, HolderKind, Unreadable, Xid
 from hsdaemon.machine.child import Child, NoAnswer
 from hsdaemon.machine.kmsg import KEPT, KernelLog
 
+WAKE_S = 30.0  # a first look opens every GPU: without persistence mode each takes some seconds to wake up
 RECOVERY_FIELD = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, drivers from 565 on
 RECOVERY = {0: "none", 1: "reset", 2: "reboot", 3: "drain", 4: "drain", 6: "reset", 7: "reboot"}
 XID_EVENT = 8  # nvmlEventTypeXidCriticalError
@@ -119,8 +120,8 @@ def unreadable(failure: Failure) -> Unreadable:
 class Nvml:
     """The port Gpus over pynvml."""
 
-    def __init__(self, deadline_s: float, log: KernelLog) -> None:
-        self._deadline_s = deadline_s
+    def __init__(self, deadline_s: float, log: KernelLog, wake_s: float = WAKE_S) -> None:
+        self._deadline_s, self._wake_s = deadline_s, wake_s
         self._log = log
         self._child = Child("NVML", Session().serve)
         self._last: Reply | None = None
@@ -129,7 +130,7 @@ class Nvml:
 
     def read(self) -> tuple[Gpu, ...] | Unreadable:
         """Every device; a lost one keeps the UUID that it had."""
-        answer = self._child.ask("look", self._deadline_s)
+        answer = self._child.ask("look", self._deadline_s, self._wake_s)
         if isinstance(answer, NoAnswer):
             code = {"hung": "hang", "stuck": "stuck"}.get(answer.kind, "")
             return Unreadable("nvml", f"{answer.detail}{self._age()}", code)
@@ -176,7 +177,6 @@ class Session:
     def __init__(self) -> None:
         self._nvml: Any = None
         self._events: Any = None
-        self._uuids: dict[int, str] = {}  # as they were when the events were registered
 
     def serve(self, _question: object) -> Reply | Failure:
         import pynvml  # type: ignore[import-untyped]  # in the child alone: its tables take 6 MB that the supervisor need not carry
