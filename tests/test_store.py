@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from outputs import config_for, extract, lines, publish, ready
+from samples import dump_of, publisher_of, run_of, sample_of, states_of
 
 from hsdaemon.core.model import Unadopted
 from hsdaemon.data.adopt import QUARANTINE, Adoption, FolderReport
 from hsdaemon.data.backup import manifest_path
+from hsdaemon.data.examine import Unfit, Whole, examine
+from hsdaemon.data.formats import FORMATS
 from hsdaemon.data.manifest import State
 from hsdaemon.data.probes import look_at_manifest
+from hsdaemon.data.publish import Published, Rejected
 from hsdaemon.data.store import Store, adopt_tree, open_for_scan
+from hsdaemon.data.stream import StateCheck
 from hsdaemon.machine import disk
 
 
@@ -135,3 +142,87 @@ def test_a_scan_that_was_cut_short_shows_how_far_it_came(tmp_path: Path) -> None
     adopt_tree(scan, unstamped=False)
     scan.close()
     assert look_at_manifest(store.config.output) == Unadopted(3, 3)
+
+
+def test_a_file_that_a_worker_has_just_named_is_no_other_name_of_itself(tmp_path: Path) -> None:
+    """Row 0's own file is there, its commit is not, and a copy of it has a name that sorts before."""
+    store = ready(config_for(tmp_path, [{**row, "id": f"a{i}"} for i, row in enumerate(lines(2))]))
+    mine = publish(store, store.manifest.claim(1)[0], tmp_path)
+    own = store.root / mine.path
+    own.with_name("a0.pt").write_bytes(own.read_bytes())
+    adopt(store)
+    assert own.exists()
+    store.manifest.commit([mine])
+    assert list(
+        Adoption(store.root, store.manifest, store.dataset, store.identity, unstamped=False).walk()[0].gaps
+    ) == [1]
+    store.close()
+
+
+def test_a_done_row_whose_path_is_wrong_keeps_its_file(tmp_path: Path) -> None:
+    store = ready(config_for(tmp_path, lines(3)))
+    extract(store, tmp_path)
+    own = store.root / "rows_0-2000/data_1.ckpt"
+    store.manifest.db.execute("UPDATE rows SET path = 'rows_0-2000/data_1.ckpu' WHERE row = 1")
+    adopt(store)
+    assert own.exists()
+    store.close()
+    again = ready(store.config)
+    assert again.manifest.counts().done == 3, "queued because its path is empty, adopted because the file is there"
+    again.close()
+
+
+@pytest.mark.parametrize("kind", ["folder", "link", "link to it", "pipe"])
+def test_what_else_has_a_samples_name_is_put_aside(tmp_path: Path, kind: str) -> None:
+    store = unknown_files(tmp_path, 2)
+    old = store.root / "rows_0-2000/data_1.pt"
+    own = old.with_suffix(".ckpt")
+    make: dict[str, Callable[[], None]] = {
+        "folder": own.mkdir,
+        "link": lambda: own.symlink_to("/etc/hostname"),
+        "link to it": lambda: own.symlink_to(old),
+        "pipe": lambda: os.mkfifo(own),
+    }
+    make[kind]()
+    assert adopt(store).adopted == 2
+    assert own.is_file()
+    assert not own.is_symlink()
+    assert len(list((store.root / QUARANTINE).iterdir())) == 1
+    store.close()
+
+
+def test_both_names_of_a_file_in_two_folders_are_one_file(tmp_path: Path) -> None:
+    """A walk that moved files into the folder of their trainer's size and died."""
+    store = unknown_files(tmp_path, 2)
+    other = store.root / "rows_0-1000"
+    other.mkdir()
+    for old in (store.root / "rows_0-2000").iterdir():
+        old.rename(other / old.name)
+    (store.root / "rows_0-2000/data_1.ckpt").hardlink_to(other / "data_1.pt")
+    walk = Adoption(store.root, store.manifest, store.dataset, store.identity, unstamped=False)
+    assert sum(report.adopted for report in walk.walk()) == 2
+    assert sorted(path.name for path in (store.root / "rows_0-2000").iterdir()) == ["data_0.ckpt", "data_1.ckpt"]
+    assert not (store.root / QUARANTINE).exists()
+    store.close()
+
+
+@pytest.mark.parametrize("fmt", sorted(FORMATS))
+@pytest.mark.parametrize("plane", range(4))
+@pytest.mark.parametrize("tokens", [slice(None), slice(3, 4)], ids=["every token", "one token"])
+def test_adoption_refuses_what_publication_refuses(fmt: str, plane: int, tokens: slice, tmp_path: Path) -> None:
+    """One state of one layer that is all zero, beside others that are not."""
+    run, sample, states = run_of(fmt), sample_of(0, 9), states_of(9)
+    publisher = publisher_of(tmp_path / "out", run)
+    good = publisher.publish(sample, dump_of(tmp_path, sample, run, states))
+    assert isinstance(good, Published)
+    assert isinstance(examine(tmp_path / "out" / good.path, sample, run), Whole)
+    states[tokens, plane] = 0
+    refused = publisher.publish(sample, dump_of(tmp_path, sample, run, states))
+    assert isinstance(refused, Rejected)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StateCheck, "finish", lambda _: None)  # another program's file, or one of before this check
+        made = publisher_of(tmp_path / "other", run).publish(sample, dump_of(tmp_path, sample, run, states))
+    assert isinstance(made, Published)
+    found = examine(tmp_path / "other" / made.path, sample, run)
+    assert isinstance(found, Unfit)
+    assert found.code == "states"

@@ -6,6 +6,7 @@ with SpecForge's keys gets the name under which SpecForge finds it. Nothing is d
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -88,8 +89,9 @@ class _Group:
     bytes: int = 0
 
     def add(self, path: Path, row: int) -> None:
-        self.files[row] = path
-        self.bytes += path.stat().st_size
+        with contextlib.suppress(FileNotFoundError):  # put aside by the worker that makes the row
+            self.bytes += path.stat().st_size
+            self.files[row] = path
 
     @property
     def full(self) -> bool:
@@ -112,22 +114,24 @@ class Adoption:
         for folder in folders(self.root):
             if stop():
                 break
-            report = self.folder(folder)
+            report = self.folder(folder, stop)
             reports.append(report)
             log.info(
                 "folder looked at", folder=report.name, files=report.files, adopted=report.adopted, bad=len(report.bad)
             )
         return classify(reports)
 
-    def folder(self, folder: Folder) -> FolderReport:
+    def folder(self, folder: Folder, stop: Callable[[], bool]) -> FolderReport:
         """One folder: unknown files are adopted or put aside. A crash leaves each file under one of its two names."""
         report = FolderReport(folder.path.name)
         rows = {known.row: known for known in self.manifest.between(folder.first, folder.end)}
         good = {known.row for known in rows.values() if known.state is State.done}
         paths = {known.path for known in rows.values() if known.path}
         stems = self._stems(list(rows.values()))
+        own = {self.root / relative_path(self._format, row, known.name) for row, known in rows.items()}
         group = _Group()
-        for path in sorted(_files(folder.path)):
+        # What has a row's own name is judged first: it may be the only good file that the row has.
+        for path in sorted(_files(folder.path), key=lambda path: (path not in own, path)):
             report.files += 1
             row = stems.get(path.stem)
             if f"{folder.path.name}/{path.name}" in paths:
@@ -143,17 +147,22 @@ class Adoption:
             if group.full:
                 good |= self._take(group, rows, report)
                 group = _Group()
+                if stop():
+                    break
         good |= self._take(group, rows, report)
         report.last = max(good, default=-1)
         report.gaps = [r.row for r in rows.values() if r.state is not State.skipped and r.row not in good]
         return report
 
     def _second(self, path: Path, known: Known, good: set[int], group: _Group, report: FolderReport) -> None:
-        """A file whose row is done already is another name of that row's file, or is put aside; others are for the
+        """A file whose row is done already is that row's file, another name of it, or is put aside; others are for the
         group."""
+        own = self.root / relative_path(self._format, known.row, known.name)
         if known.row not in good:
             group.add(path, known.row)
-        elif _same(path, self.root / relative_path(self._format, known.row, known.name)):
+        elif path == own:
+            report.known += 1  # named since by a worker, or the manifest has its path wrong, which `verify` finds
+        elif _same(path, own):
             path.unlink()  # a crash of an earlier walk left both names
         else:
             self._aside(path, known.row, "the row has another file", report)
@@ -212,12 +221,20 @@ class Adoption:
         for folder in {new.parent for _, new in moved}:
             disk.make_folder(folder)
         for old, new in moved:
-            os.link(old, new, follow_symlinks=False)
+            if not _same(old, new):  # a crash of an earlier walk left both names
+                self._free(new)
+                os.link(old, new, follow_symlinks=False)
         disk.sync_volume(self.root)  # a crash here leaves both names of a file: the next walk goes on
         for old, _ in moved:
             old.unlink()
         for folder in {old.parent for old, _ in moved}:
             disk.sync_folder(folder)
+
+    def _free(self, name: Path) -> None:
+        """Whatever has the name of a row that nobody has: a file of another kind, a link, a folder."""
+        if os.path.lexists(name):
+            aside = disk.set_aside(name, self.root / QUARANTINE)
+            log.warning("something else had a sample's name: it is put aside", file=str(name), aside=aside.name)
 
     def _aside(self, path: Path, row: int, reason: str, report: FolderReport) -> None:
         aside = disk.set_aside(path, self.root / QUARANTINE)
@@ -226,8 +243,8 @@ class Adoption:
 
 
 def _same(path: Path, other: Path) -> bool:
-    """Two names of one file."""
-    return other.exists() and path.samefile(other)
+    """Two names of one file; a link to it is none."""
+    return os.path.lexists(other) and os.path.samestat(path.lstat(), other.lstat())
 
 
 def classify(reports: list[FolderReport]) -> list[FolderReport]:

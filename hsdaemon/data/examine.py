@@ -41,6 +41,10 @@ def examine(path: Path, sample: Sample, identity: RunIdentity) -> Whole | Unfit:
     if size == 0:
         return Unfit("empty", "the file has 0 bytes")
     try:
+        digest = file_digest(path)  # before it is mapped: there a bad sector is the end of the process, here an error
+    except OSError as error:
+        return Unfit("damaged", f"cannot read {path}: {error.strerror}")
+    try:
         opened = open_sample(path)
         problem = _problem(opened, sample, identity)
         if problem is None:
@@ -48,7 +52,7 @@ def examine(path: Path, sample: Sample, identity: RunIdentity) -> Whole | Unfit:
             problem = _states(opened)
     except Damaged as error:
         return Unfit("damaged", str(error))
-    return problem or Whole(size, file_digest(path), opened.stamp is not None)
+    return problem or Whole(size, digest, opened.stamp is not None)
 
 
 def file_digest(path: Path) -> bytes:
@@ -89,7 +93,8 @@ def _stamp(stamp: Stamp, sample: Sample, identity: RunIdentity) -> Unfit | None:
 
 
 def _states(opened: Opened) -> Unfit | None:
-    """Every value finite, no row all zero."""
+    """Every value finite, no state of a token all zero: what publication asks of a dump."""
+    width = opened.final.shape[1]
     for name, states in (("aux", opened.aux), ("final", opened.final)):
         for first in range(0, len(states), _ROWS):
             block = states[first : first + _ROWS]
@@ -97,7 +102,7 @@ def _states(opened: Opened) -> Unfit | None:
                 return Unfit(
                     "states", f"{name} states hold NaN or infinity in rows {first} to {first + len(block) - 1}"
                 )
-            if not _nonzero(block):
+            if not _nonzero(block.reshape(-1, width)):
                 return Unfit("states", f"{name} states are all zero in a row of {first} to {first + len(block) - 1}")
     return None
 
