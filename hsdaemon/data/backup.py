@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from hsdaemon.machine import disk
 log = structlog.get_logger()
 
 EVERY_S = 60.0
+SUFFIXES = ("-wal", "-shm", "")  # of the database's files
 
 
 def manifest_folder(output: Output) -> Path:
@@ -99,26 +101,29 @@ class Backups:
         return True
 
 
-def set_aside(path: Path) -> Path:
-    """Move the database, its log and its index aside together: they belong to each other. Raises StoreError."""
-    number = next(n for n in range(1, 10_000) if not path.with_name(f"{path.name}.damaged-{n}").exists())
-    aside = path.with_name(f"{path.name}.damaged-{number}")
+def set_aside(path: Path) -> None:
+    """Move what there is of the database, its log and its index aside together: they belong to each other. Raises
+    StoreError."""
+    left = [suffix for suffix in SUFFIXES if path.with_name(path.name + suffix).exists()]
+    if not left:
+        return
+    names = (f"{path.name}.damaged-{n}" for n in itertools.count(1))
+    aside = next(name for name in names if not any(path.with_name(name + suffix).exists() for suffix in SUFFIXES))
     try:
         # Log and index first: a crash in between leaves the database without them, still damaged, never half restored.
-        for suffix in ("-wal", "-shm", ""):
-            with contextlib.suppress(FileNotFoundError):
-                path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
+        for suffix in left:
+            path.with_name(path.name + suffix).rename(path.with_name(aside + suffix))
         disk.sync_folder(path.parent)
     except OSError as error:
         raise disk.explain(error, path.parent) from error
-    log.warning("the damaged manifest was put aside", file=aside.name)
-    return aside
+    log.warning("what was left of the manifest was put aside", file=aside)
 
 
 def restore(path: Path, backup: Path) -> SqliteManifest | None:
     """Bring the last good backup back, or None when there is none."""
     if not backup.exists() or _problem(backup) is not None:
         return None
+    set_aside(path)  # a log without its database would be played into the copy
     disk.replace(path, backup.read_bytes(), 0o644)
     age = max(0.0, time.time() - backup.stat().st_mtime)
     log.warning("the manifest was restored from its backup", backup=str(backup), age_s=round(age))
