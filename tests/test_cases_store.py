@@ -16,12 +16,13 @@ from test_cases_manifest import config_file, crash, outcome
 
 from hsdaemon.cli import main
 from hsdaemon.config import Config, parse
-from hsdaemon.data.adopt import QUARANTINE
+from hsdaemon.data import ingest
+from hsdaemon.data.adopt import QUARANTINE, Adoption, FolderReport
 from hsdaemon.data.backup import ballast_path, manifest_path
 from hsdaemon.data.formats import open_sample
 from hsdaemon.data.sqlite import open_manifest, open_reader
 from hsdaemon.data.store import adopt_tree, open_for_scan, open_store
-from hsdaemon.data.verify import MARK
+from hsdaemon.data.verify import MARK, Finding, reconcile
 from hsdaemon.data.volume import MARKER, Guard, VolumeAway, init_volume
 from hsdaemon.errors import DiskFull, StoreError
 
@@ -413,3 +414,44 @@ def test_st_22_files_of_other_rows_or_another_run_are_put_aside(
     assert list(report["bad"]) == ["15", "16"]
     assert all(reason.startswith("ids: ") for reason in report["bad"].values())
     assert (folder / "stranger.ckpt").exists()
+
+
+def test_st_10_files_of_a_volume_that_went_away_are_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manifest lies elsewhere, so that it could be told that all is gone."""
+    (tmp_path / "local").mkdir()
+    monkeypatch.setattr(ingest, "PAUSE_S", 0.05)
+    store = ready(config_for(tmp_path, lines(6), manifest=str(tmp_path / "local")))
+    extract(store, tmp_path)
+    volume = tmp_path / "volume"
+    volume.rename(tmp_path / "away")
+    said: list[Finding] = []
+    with pytest.raises(VolumeAway, match="no marker"):
+        reconcile(store.guard, store.manifest, lambda: False, said.append)
+    assert said == []
+    assert store.manifest.counts().done == 6
+    store.close()
+    (tmp_path / "away").rename(volume)
+
+    store = open_store(store.config, "later")
+    looked = Adoption.walk
+
+    def walk(self: Adoption, stop: Callable[[], bool] = lambda: False) -> list[FolderReport]:
+        if volume.exists() and not seen:
+            volume.rename(tmp_path / "away")
+        seen.append(1)
+        return looked(self, stop)
+
+    seen: list[int] = []
+    monkeypatch.setattr(Adoption, "walk", walk)
+    store.background.start()
+    while not seen:
+        store.background.join(0.05)
+    store.background.join(0.3)
+    assert not store.background.check(), "it waits"
+    (tmp_path / "away").rename(volume)
+    while not store.background.check():
+        store.background.join(0.05)
+    assert store.manifest.counts().done == 6
+    store.close()

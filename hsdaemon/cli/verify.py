@@ -15,7 +15,6 @@ import json
 from pathlib import Path
 
 from hsdaemon.cli.settings import add_config, load
-from hsdaemon.data.adopt import QUARANTINE
 from hsdaemon.data.backup import manifest_path
 from hsdaemon.data.sqlite import open_manifest
 from hsdaemon.data.verify import MARK, Finding, Pace, repair, verify
@@ -54,10 +53,11 @@ def run(args: argparse.Namespace) -> int:
             manifest.mark(MARK, 0)
         pace = Pace(max(args.rate, 0.001) * 1e6)
         for finding in verify(root, manifest, count, is_deep=args.deep, pace=pace):
+            guard.present()
             found += 1
             _print(finding, as_json=args.json)
             if args.repair:
-                repaired += repair(root, manifest, finding, root / QUARANTINE)
+                repaired += repair(guard, manifest, finding)
     finally:
         manifest.close()
     print(f"verify: seen={seen} bad={found} queued={repaired} mb={bytes_seen / 1e6:.0f} deep={int(args.deep)}")

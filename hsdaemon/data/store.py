@@ -103,7 +103,7 @@ def _open(config: Config, epoch: str, release: str, *, may_have_samples: bool) -
             manifest=manifest,
             guard=guard,
             backups=backup.Backups(backup.backup_path(config)),
-            background=ingest.Background(lambda stop: _background(config, identity, stop)),
+            background=ingest.Background(lambda stop: _background(config, identity, guard, stop)),
             _lock=held,
         )
         manifest.relief = lambda: disk.drop_ballast(backup.ballast_path(config))
@@ -216,17 +216,21 @@ def require_room(config: Config, facts: ModelFacts, manifest: SqliteManifest) ->
     manifest.mark(FITS, 1)
 
 
-def _background(config: Config, identity: RunIdentity, stop: Callable[[], bool]) -> None:
-    """The rest of the data set, the stored files (missing or short ones are pending again), the unknown ones."""
+def _background(config: Config, identity: RunIdentity, guard: Guard, stop: Callable[[], bool]) -> None:
+    """The rest of the data set, the stored files (missing or short ones are pending again), the unknown ones. Raises
+    VolumeAway where a volume that went away in between would make it see other things."""
+    guard.present()
     facts = read_model(config.model.path)
     dataset = open_dataset(config.data, row_limits(config, facts))
     manifest = open_manifest(backup.manifest_path(config.output))
-    root = Path(config.output.path)
     try:
         if ingest.ingest(dataset, manifest, config.data, stop):
             require_room(config, facts, manifest)
-            reconcile(root, manifest, stop, _say)
-            Adoption(root, manifest, dataset, identity, unstamped=False).walk(stop)
+            reconcile(guard, manifest, stop, _say)
+            Adoption(guard.target, manifest, dataset, identity, unstamped=False).walk(stop)
+    except OSError as error:
+        guard.present()
+        raise disk.explain(error, guard.target) from error
     except Damaged:
         with contextlib.suppress(HsError):  # for the next start: no integrity check of SQLite looks at texts
             manifest.mark(DAMAGED, 1)

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import xxhash
 
+from hsdaemon.data.adopt import QUARANTINE
 from hsdaemon.data.examine import BLOCK
 from hsdaemon.data.manifest import Stored, every_stored
 from hsdaemon.data.sqlite import SqliteManifest
+from hsdaemon.data.volume import Guard
 from hsdaemon.machine import disk
 
 _PATH = re.compile(r"rows_[0-9]{1,12}-[0-9]{1,12}/[^/\0]{1,255}")
@@ -108,26 +110,28 @@ def verify(
         manifest.mark(MARK, 0)
 
 
-def repair(root: Path, manifest: SqliteManifest, finding: Finding, quarantine: Path) -> bool:
+def repair(guard: Guard, manifest: SqliteManifest, finding: Finding) -> bool:
     """Put the bad file aside and queue the row; gives whether it was still done. A crash in between leaves the row done
-    without its file: the next verify or start finds that. Raises DiskFull, BadVolume."""
-    path = location(root, finding.path)
+    without its file: the next verify or start finds that. Raises DiskFull, BadVolume, VolumeAway: without the volume
+    every file would be missing."""
+    guard.present()
+    path = location(guard.target, finding.path)
     try:
         if path is not None and (path.is_symlink() or path.exists()):
-            disk.set_aside(path, quarantine)
+            disk.set_aside(path, guard.target / QUARANTINE)
     except OSError as error:
-        raise disk.explain(error, root) from error
+        raise disk.explain(error, guard.target) from error
     return manifest.requeue([finding.row], finding.code, finding.reason) == 1
 
 
-def reconcile(root: Path, manifest: SqliteManifest, stop: Callable[[], bool], say: Callable[[Finding], None]) -> int:
-    """At a worker's start: missing or short files are queued again. Gives how many."""
+def reconcile(guard: Guard, manifest: SqliteManifest, stop: Callable[[], bool], say: Callable[[Finding], None]) -> int:
+    """At a worker's start: missing or short files are queued again. Gives how many. Raises what `repair` does."""
     repaired = 0
     for stored in every_stored(manifest):
         if stop():
             break
-        finding = quick(root, stored)
+        finding = quick(guard.target, stored)
         if finding is not None and finding.code != "unreadable":
+            repaired += repair(guard, manifest, finding)
             say(finding)
-            repaired += repair(root, manifest, finding, root / "quarantine")
     return repaired

@@ -102,18 +102,25 @@ class Guard:
         self.probe()
         return found
 
-    def check(self, size: int = 0) -> None:
-        """Still our volume, with `size` bytes above the floor. Raises VolumeAway, DiskFull, StoreError."""
+    def present(self) -> None:
+        """Still our volume. Raises VolumeAway, StoreError. What is not found below its path is gone only after this."""
         self._marked()
         try:
             device = self.target.stat().st_dev
-            free = disk.free_bytes(self.target)
         except OSError as error:
             raise self._refusal(error) from None
         if self._device is not None and device != self._device:
             raise VolumeAway(
                 "changed", f"cannot write below {self.target}: another file system is there since the start"
             )
+
+    def check(self, size: int = 0) -> None:
+        """Still our volume, with `size` bytes above the floor. Raises VolumeAway, DiskFull, StoreError."""
+        self.present()
+        try:
+            free = disk.free_bytes(self.target)
+        except OSError as error:
+            raise self._refusal(error) from None
         floor = size + self._output.reserve_mib * MIB
         if free < floor:
             raise DiskFull(
