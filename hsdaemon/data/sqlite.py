@@ -353,14 +353,14 @@ class SqliteManifest(Passes):
         self.db.close()
 
 
-def create(path: Path, identity: RunIdentity, volume: str, *, adopting: bool = False) -> SqliteManifest:
-    """A new manifest; adopting: for samples that were there before it, marked until they are adopted.
+def create(path: Path, identity: RunIdentity, volume: str, *, mark: str = "") -> SqliteManifest:
+    """A new manifest; mark: one that it bears from the start, of samples that were there before it.
 
     A crash leaves an empty database, which is no manifest (`exists`). Raises StoreError when there is one already.
     """
     connection = connect(path, apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
     values: dict[str, str | int] = {"identity": identity.to_json(), "volume": volume, "lease": 0}
-    values[ADOPTING] = int(adopting)
+    values |= {mark: 1} if mark else {}
     scan: dict[str, str | int] = {"scan_print": "", "scan_row": 0, "scan_hint": 0, "scan_complete": 0}
     try:
         if pragma(connection, "user_version"):

@@ -29,6 +29,7 @@ from hsdaemon.machine.checkpoint import ModelFacts, read_model
 
 log = structlog.get_logger()
 
+REBUILDING = "rebuilding"  # mark: made anew or restored, and not all files are looked at yet
 DAMAGED = "damaged"  # mark: a row could not be read although the file's integrity was ok
 _SEEN = "a text in it is no text"
 
@@ -69,13 +70,14 @@ class Store:
         self._lock.release()
 
 
-def open_store(config: Config, epoch: str, release: str = "") -> Store:
+def open_store(config: Config, epoch: str, release: str = "", beat: Callable[[], None] = lambda: None) -> Store:
     """Everything before the first request. Raises VolumeAway or DiskFull (wait, call again), LockHeld, StoreError,
-    DataError, ConfigError. epoch: of this worker; release: of the engine, "" = not known yet."""
-    return _open(config, epoch, release, may_have_samples=False)
+    DataError, ConfigError. epoch: of this worker; release: of the engine, "" = not known yet; beat(): called again and
+    again while a rebuilt manifest takes over the files, which may take an hour."""
+    return _open(config, epoch, release, beat, may_have_samples=False)
 
 
-def _open(config: Config, epoch: str, release: str, *, may_have_samples: bool) -> Store:
+def _open(config: Config, epoch: str, release: str, beat: Callable[[], None], *, may_have_samples: bool) -> Store:
     guard = Guard(config.output)
     uuid = guard.take()
     facts = read_model(config.model.path)
@@ -110,7 +112,8 @@ def _open(config: Config, epoch: str, release: str, *, may_have_samples: bool) -
         store.keep_ballast()
         store.interrupted, store.adopted = freed, _adopt(store, left)
         if rebuilt:
-            adopt_tree(store, unstamped=False)
+            adopt_tree(store, unstamped=False, beat=beat)
+            manifest.mark(REBUILDING, 0)
     except BaseException:
         held.release()
         raise
@@ -121,7 +124,7 @@ def _open(config: Config, epoch: str, release: str, *, may_have_samples: bool) -
 def _manifest(
     config: Config, offered: RunIdentity, uuid: str, *, may_have_samples: bool
 ) -> tuple[SqliteManifest, bool]:
-    """The manifest, and whether it was rebuilt: then the files must be looked at."""
+    """The manifest, and whether it is being rebuilt: then the files must be looked at before any row is claimed."""
     path = backup.manifest_path(config.output)
     saved = backup.backup_path(config)
     if exists(path):
@@ -134,23 +137,31 @@ def _manifest(
                     f"cannot start in {config.output.path}: its samples are not all adopted; run hs-extract scan"
                 )
             if problem is None:
-                return manifest, False
+                return manifest, bool(manifest.mark(REBUILDING))
             manifest.close()
         except Damaged as error:
             problem = str(error)
         log.error("the manifest is damaged", problem=problem)
         backup.set_aside(path)
         # A backup would bring the same text back.
-        restored = None if problem == _SEEN else backup.restore(path, saved)
-        return (restored or create(path, offered, uuid)), True
+        restored = None if problem == _SEEN else _restored(path, saved)
+        return (restored or create(path, offered, uuid, mark=REBUILDING)), True
     found = has_samples(Path(config.output.path))
-    if found and (restored := backup.restore(path, saved)) is not None:
+    if found and (restored := _restored(path, saved)) is not None:
         return restored, True
     if found and not may_have_samples:
         raise StoreError(
             f"cannot start in {config.output.path}: it has samples and no manifest; run hs-extract scan to adopt them"
         )
-    return create(path, offered, uuid, adopting=found), False
+    return create(path, offered, uuid, mark=ADOPTING if found else ""), False
+
+
+def _restored(path: Path, saved: Path) -> SqliteManifest | None:
+    """From the backup, marked. A crash before the mark costs what was done after the backup: a minute's rows."""
+    manifest = backup.restore(path, saved)
+    if manifest is not None:
+        manifest.mark(REBUILDING, 1)
+    return manifest
 
 
 def _pin(manifest: SqliteManifest, dataset: DataSet, offered: RunIdentity) -> RunIdentity:
@@ -189,16 +200,21 @@ def _whole(store: Store, known: Known, path: Path) -> Done | None:
     return Done(known.row, 0, str(path.relative_to(store.root)), verdict.size, verdict.digest)
 
 
-def adopt_tree(store: Store, *, unstamped: bool) -> list[FolderReport]:
-    """Read the data set to its end, then every folder."""
-    ingest.ingest(store.dataset, store.manifest, store.config.data)
+def adopt_tree(store: Store, *, unstamped: bool, beat: Callable[[], None] = lambda: None) -> list[FolderReport]:
+    """Read the data set to its end, then every folder. beat(): called after each batch of rows or group of files."""
+
+    def stop() -> bool:
+        beat()
+        return False
+
+    ingest.ingest(store.dataset, store.manifest, store.config.data, stop)
     walk = Adoption(store.root, store.manifest, store.dataset, store.identity, unstamped=unstamped)
-    return walk.walk()
+    return walk.walk(stop)
 
 
 def open_for_scan(config: Config, epoch: str) -> Store:
     """The same for `scan`: samples without a manifest are no reason to refuse."""
-    return _open(config, epoch, "", may_have_samples=True)
+    return _open(config, epoch, "", lambda: None, may_have_samples=True)
 
 
 def require_room(config: Config, facts: ModelFacts, manifest: SqliteManifest) -> None:

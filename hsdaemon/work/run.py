@@ -35,6 +35,7 @@ from hsdaemon.work.worker import Parts, Worker
 
 TELL_S = 1.0
 OPEN_POLL_S = 1.0
+STEP_S = 120.0  # a group of files (1 GiB) that a rebuilt manifest takes over, on a slow disk
 STUCK_S = 5.0  # threads that have not ended by then hang in the kernel
 STOP_S = 60.0  # after a drain: leases given back, threads, the checkpoint
 EXIT_UNFINISHED = Transient.exit_code
@@ -79,7 +80,7 @@ def _open(config: Config, epoch: str, reporter: Reporter, notify: Notify) -> Sto
     """Wait for the volume: nothing is written before its marker is seen. Raises what waiting does not cure."""
     while True:
         try:
-            return stores.open_store(config, epoch)
+            return stores.open_store(config, epoch, beat=lambda: notify.extend(STEP_S))
         except Transient as error:
             reporter.tell(_starting(epoch, "waiting", waits_for=str(error)), time.monotonic())
             notify.extend(10 * OPEN_POLL_S)
