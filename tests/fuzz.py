@@ -421,7 +421,8 @@ def _read_identity(data: bytes, folder: Path) -> None:
     (folder / MARKER).write_bytes(data)
     with contextlib.suppress(HsError):
         read_marker(folder)
-    identity_from_json(data.decode(errors="replace"))
+    with contextlib.suppress(ValueError):
+        identity_from_json(data.decode(errors="replace"))
 
 
 def _marker() -> bytes:

@@ -26,14 +26,15 @@ from test_manifest import IDENTITY, done, filled
 
 from hsdaemon.cli import main
 from hsdaemon.data import lock, schema
-from hsdaemon.data.backup import back_up, backup_path, manifest_path
+from hsdaemon.data.adopt import Adoption
+from hsdaemon.data.backup import back_up, backup_path, manifest_path, set_aside
 from hsdaemon.data.connect import Damaged
 from hsdaemon.data.dataset import open_dataset
 from hsdaemon.data.ingest import ingest
 from hsdaemon.data.manifest import LeaseLost, State
 from hsdaemon.data.rows import Limits
 from hsdaemon.data.sqlite import create, open_manifest, open_reader
-from hsdaemon.data.store import Store
+from hsdaemon.data.store import Store, open_store
 from hsdaemon.data.volume import file_system, require_local
 from hsdaemon.errors import DiskFull, StoreError
 from hsdaemon.machine.identity import boot_id, start_ticks
@@ -253,6 +254,72 @@ def test_mf_05_a_text_that_is_none_is_found_by_the_work_and_mended_by_the_next_s
     ready(config).close()
 
 
+# What a bad disk may make of a value: SQL, run where no table is strict and no check holds.
+IMPOSSIBLE = {
+    "a name that leads out": "UPDATE rows SET name = '../../x' WHERE row = 1",
+    "a name that hides": "UPDATE rows SET name = '.x' WHERE row = 1",
+    "a name that is no text": "UPDATE rows SET name = x'ff' WHERE row = 1",
+    "a name with half a character": "UPDATE rows SET name = CAST(x'61ff' AS TEXT) WHERE row = 1",
+    "tries": "UPDATE rows SET tries = 'x' WHERE row = 5",
+    "tokens": "UPDATE rows SET tokens = 'x' WHERE row = 5",
+    "tokens below 0": "UPDATE rows SET tokens = -7 WHERE row = 5",
+    "charged": "UPDATE rows SET charged = x'00' WHERE row = 5",
+    "hint": "UPDATE rows SET hint = 'x' WHERE row = 5",
+    "hint below 0": "UPDATE rows SET hint = -1 WHERE row = 5",
+    "state": "UPDATE rows SET state = 1.5, lease = 3, path = NULL WHERE row = 1",
+    "size": "UPDATE rows SET size = 'x' WHERE row = 1",
+    "digest": "UPDATE rows SET digest = 'x' WHERE row = 5",
+    "lease": "UPDATE meta SET value = 'x' WHERE key = 'lease'",
+    "scan row": "UPDATE meta SET value = 'x' WHERE key = 'scan_row'",
+    "scan hint": "UPDATE meta SET value = 0.5 WHERE key = 'scan_hint'",
+    "identity": "UPDATE meta SET value = '{' WHERE key = 'identity'",
+    "no identity": "DELETE FROM meta WHERE key = 'identity'",
+    "no volume": "DELETE FROM meta WHERE key = 'volume'",
+    "no scan": "DELETE FROM meta WHERE key = 'scan_row'",
+    "no counts": "DELETE FROM counts WHERE state = 2",
+    "counts": "UPDATE counts SET n = 'x' WHERE state = 2",
+}
+
+
+def loosened(path: Path, sql: str) -> None:
+    """Run `sql` on a manifest as if its tables had neither types nor checks."""
+    with contextlib.closing(apsw.Connection(str(path))) as db:
+        kept = db.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table'").fetchall()
+        db.execute("PRAGMA writable_schema = ON")
+        for words in (") STRICT, ", ") "), (") STRICT", ")"):
+            db.execute("UPDATE sqlite_schema SET sql = replace(sql, ?, ?) WHERE type = 'table'", words)
+    with contextlib.closing(apsw.Connection(str(path))) as db:
+        db.execute("PRAGMA ignore_check_constraints = ON")
+        db.execute(sql)
+        db.execute("PRAGMA writable_schema = ON")
+        for name, text in kept:
+            db.execute("UPDATE sqlite_schema SET sql = ? WHERE name = ?", (text, name))
+
+
+@pytest.mark.parametrize("sql", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_mf_05_a_value_that_cannot_be_is_no_traceback_and_is_mended_by_the_next_start(
+    tmp_path: Path, sql: str, in_flight: bool
+) -> None:
+    rows = [{**row, "id": f"chat {i}"} for i, row in enumerate(lines(6))]
+    config = config_for(tmp_path, rows, format="modelopt")
+    store = ready(config)
+    extract(store, tmp_path, 4)
+    stored = store.manifest.stored()
+    store.close()
+    loosened(manifest_path(config.output), sql)
+    if in_flight:
+        loosened(manifest_path(config.output), "UPDATE rows SET state = 1, lease = 2, path = NULL WHERE row IN (1, 5)")
+    for _ in range(2):
+        with contextlib.suppress(Damaged):
+            ready(config).close()
+    again = ready(config)
+    assert again.manifest.stored() == stored
+    assert extract(again, tmp_path) == 2
+    assert again.manifest.counts().finished
+    again.close()
+
+
 def test_mf_05_a_removed_log_costs_nothing_that_has_a_file(tmp_path: Path) -> None:
     config = config_for(tmp_path, lines(30))
     store = ready(config)
@@ -269,6 +336,74 @@ def test_mf_05_a_removed_log_costs_nothing_that_has_a_file(tmp_path: Path) -> No
     again = ready(config)
     assert again.manifest.stored() == stored
     again.close()
+
+
+def test_mf_05_a_log_without_its_database_is_not_played_into_the_restored_copy(tmp_path: Path) -> None:
+    config = config_for(tmp_path, lines(60))
+    store = ready(config)
+    extract(store, tmp_path, 10)
+    back_up(store.manifest, backup_path(config))
+    store.manifest.checkpoint(truncate=True)
+    extract(store, tmp_path, 30)
+    stored = store.manifest.stored()
+    path = manifest_path(config.output)
+    log = path.with_name("manifest.db-wal").read_bytes()
+    crash(store)
+    path.unlink()
+    path.with_name("manifest.db-wal").write_bytes(log)
+    again = ready(config)
+    assert again.manifest.integrity() is None
+    assert again.manifest.stored() == stored
+    assert path.with_name("manifest.db.damaged-1-wal").read_bytes() == log
+    again.close()
+
+
+@pytest.mark.parametrize("backed_up", [True, False])
+def test_mf_05_a_rebuild_that_dies_is_gone_on_with_before_anything_is_made_again(
+    tmp_path: Path, backed_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(tmp_path, lines(40))
+    store = ready(config)
+    if backed_up:
+        back_up(store.manifest, backup_path(config))
+    extract(store, tmp_path, 30)
+    crash(store)
+    manifest_path(config.output).write_bytes(b"damage" * 1000)
+    died: list[int] = []
+
+    def full(*_: object) -> None:
+        died.append(1)
+        raise DiskFull("cannot")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Adoption, "walk", full)
+        for _ in range(2):
+            with pytest.raises(DiskFull):
+                open_store(config, "dies")
+    assert len(died) == 2
+    beats: list[int] = []
+    again = open_store(config, "goes on", beat=lambda: beats.append(1))
+    assert again.manifest.counts().done == 30
+    assert beats
+    again.close()
+    beats.clear()
+    open_store(config, "then", beat=lambda: beats.append(1)).close()
+    assert not beats, "it is over"
+
+
+def test_mf_05_what_is_put_aside_is_never_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.db"
+    for content in (b"first", b"second"):
+        path.with_name("manifest.db-wal").write_bytes(content)
+        set_aside(path)
+    path.write_bytes(b"third")
+    set_aside(path)
+    left = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    assert left == {
+        "manifest.db.damaged-1-wal": b"first",
+        "manifest.db.damaged-2-wal": b"second",
+        "manifest.db.damaged-3": b"third",
+    }
 
 
 HOLD = "import sys, time; from pathlib import Path; from hsdaemon.data import lock\n"

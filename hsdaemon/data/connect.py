@@ -26,11 +26,13 @@ class Damaged(StoreError):
 
 
 class Database:
-    """A connection with transactions. Columns are typed by the schema's checks, not by Python."""
+    """A connection with transactions. Columns are typed by the schema's strict tables, not by Python. distrusted: what
+    was read here is damaged, which no integrity check may find again."""
 
     def __init__(self, path: Path, connection: apsw.Connection) -> None:
         self.path = path
         self.db = connection
+        self.distrusted = False
 
     @contextlib.contextmanager
     def write(self) -> Iterator[None]:
@@ -59,11 +61,16 @@ class Database:
         try:
             yield
         except apsw.Error as error:
-            raise translated(error, self.path) from error
+            found = translated(error, self.path)
+            self.distrusted |= isinstance(found, Damaged)
+            raise found from error
         except UnicodeDecodeError as error:  # a text of the file; no integrity check of SQLite looks at that
-            raise Damaged(
-                f"cannot read {self.path}: a text in it is damaged ({error}); a worker's start rebuilds it"
-            ) from error
+            raise self.damaged(f"a text in it is damaged ({error})") from error
+
+    def damaged(self, cause: str) -> Damaged:
+        """The error for what cannot be, to be raised."""
+        self.distrusted = True
+        return Damaged(f"cannot read {self.path}: {cause}; a worker's start rebuilds it")
 
     def one(self, sql: str, bound: Sequence[Any] = ()) -> tuple[Any, ...] | None:
         with self.mapped():
@@ -76,7 +83,7 @@ class Database:
     def meta(self, key: str) -> Any:
         found = self.one("SELECT value FROM meta WHERE key = ?", (key,))
         if found is None:
-            raise StoreError(f"cannot read {self.path}: it has no {key}; run hs-extract scan")
+            raise self.damaged(f"it has no {key}")
         return found[0]
 
     def put(self, key: str, value: Any) -> None:

@@ -52,12 +52,12 @@ def _show(value: object) -> str:
 
 
 def identity_from_json(text: str) -> RunIdentity:
-    """Raises StoreError when `text` is not an identity."""
+    """Raises ValueError when `text` is not an identity."""
     try:
         fields = parse_json(text)
         return RunIdentity(**{**fields, "layers": tuple(fields["layers"])})
     except (ValueError, TypeError, KeyError) as error:
-        raise StoreError(f"cannot read the manifest's run identity: {error}; run hs-extract scan") from None
+        raise ValueError(f"its run identity is none: {error}") from None
 
 
 def require_same(pinned: RunIdentity, offered: RunIdentity) -> None:

@@ -18,13 +18,14 @@ from hsdaemon.data.connect import DAMAGE, Damaged, connect, known, pragma, requi
 from hsdaemon.data.identity import RunIdentity, identity_from_json, require_same
 from hsdaemon.data.manifest import Claim, Counts, Done, Fault, Known, LeaseLost, Rate, State, Stored
 from hsdaemon.data.passes import NO_FILE, Passes
-from hsdaemon.data.sample import default_name
-from hsdaemon.errors import DiskFull, StoreError, Transient
+from hsdaemon.data.sample import default_name, name_problem
+from hsdaemon.errors import DiskFull, HsError, StoreError, Transient
 from hsdaemon.machine import disk
 from hsdaemon.machine.identity import boot_id
 
 MANIFEST_NAME = "manifest.db"
 ADOPTING = "adopting"  # mark: samples of a tree without a manifest are being adopted; 0 when that is finished
+DISTRUSTED = "damaged"  # mark: something in it could not be, although its integrity was ok
 BUCKET_S = 10  # seconds of one progress bucket
 QUICK_ABOVE = 8192  # pages: 32 MiB, about 250,000 rows; a million take 0.4 s instead of 1.3
 KEEP_BUCKETS = 8640  # a day of them
@@ -48,7 +49,10 @@ class SqliteManifest(Passes):
     # -- identity
 
     def identity(self) -> RunIdentity:
-        return identity_from_json(str(self.meta("identity")))
+        try:
+            return identity_from_json(str(self.meta("identity")))
+        except ValueError as error:
+            raise self.damaged(str(error)) from None
 
     def pin(self, offered: RunIdentity) -> RunIdentity:
         with self.write():
@@ -96,7 +100,7 @@ class SqliteManifest(Passes):
                     (lease, row, digest),
                 )
                 if self.db.changes():
-                    shown = name or default_name(row)
+                    shown = self._named(row, name)
                     claims.append(Claim(row, shown, tokens, digest, hint, tries % 999 + 1, charged, lease, lost))
             self.put("lease", lease)
         return claims
@@ -180,6 +184,8 @@ class SqliteManifest(Passes):
         with self.read():
             by = {row[0]: row[1:] for row in self.db.execute("SELECT state, n, tokens, bytes FROM counts")}
             complete = bool(self.meta("scan_complete"))
+        if by.keys() != set(State):
+            raise self.damaged("it has no counts")
         n = {state: by[state][0] for state in State}
         return Counts(
             total=sum(n.values()),
@@ -221,7 +227,7 @@ class SqliteManifest(Passes):
             " ORDER BY faults.row LIMIT ?",
             (after, *states, limit),
         )
-        return [Fault(r[0], r[1] or default_name(r[0]), State(r[2]), *r[3:]) for r in rows]
+        return [Fault(r[0], self._named(r[0], r[1]), State(r[2]), *r[3:]) for r in rows]
 
     def revive(self, rows: Sequence[int] | None = None) -> int:
         wanted = "" if rows is None else " AND row = ?"
@@ -238,7 +244,7 @@ class SqliteManifest(Passes):
             " WHERE row > ? AND state = 2 ORDER BY row LIMIT ?",
             (after, limit),
         )
-        return [Stored(r[0], r[1] or default_name(r[0]), *r[2:]) for r in rows]
+        return [Stored(r[0], self._named(r[0], r[1]), *r[2:]) for r in rows]
 
     def requeue(self, rows: Sequence[int], code: str, reason: str) -> int:
         changed = 0
@@ -297,12 +303,12 @@ class SqliteManifest(Passes):
             "SELECT row, name, state, digest, hint, path, size FROM rows WHERE row >= ? AND row < ? ORDER BY row",
             (first, end),
         )
-        return [Known(r[0], r[1] or default_name(r[0]), State(r[2]), *r[3:]) for r in rows]
+        return [Known(r[0], self._named(r[0], r[1]), State(r[2]), *r[3:]) for r in rows]
 
     def leased(self) -> list[Known]:
         """Rows that a worker has, or had when it died."""
         rows = self.all("SELECT row, name, state, digest, hint, path, size FROM rows WHERE state = 1 ORDER BY row")
-        return [Known(r[0], r[1] or default_name(r[0]), State(r[2]), *r[3:]) for r in rows]
+        return [Known(r[0], self._named(r[0], r[1]), State(r[2]), *r[3:]) for r in rows]
 
     def longest(self) -> tuple[int, int] | None:
         """Row and hint of the longest row that is or will be captured; None while there is none."""
@@ -320,6 +326,15 @@ class SqliteManifest(Passes):
 
     # -- upkeep
 
+    def _named(self, row: int, name: str | None) -> str:
+        """A row's name as it is used for files: none that no row of a data set can have."""
+        if name is None:
+            return default_name(row)
+        problem = name_problem(name, row)
+        if problem is not None:
+            raise self.damaged(f"the name of row {row} is none: {problem}")
+        return name
+
     def mark(self, key: str, value: int | None = None) -> int:
         """A place kept for a resumable command; with a value, set it."""
         if value is not None:
@@ -331,10 +346,11 @@ class SqliteManifest(Passes):
 
     def integrity(self) -> str | None:
         """What is wrong with the file, or None. Large ones are not compared with their indexes: that takes seconds."""
-        kind = "quick_check" if pragma(self.db, "page_count") > QUICK_ABOVE else "integrity_check"
         try:
-            found = self.db.execute(f"PRAGMA {kind}(1)").fetchall()
-        except DAMAGE as error:
+            with self.mapped():
+                kind = "quick_check" if pragma(self.db, "page_count") > QUICK_ABOVE else "integrity_check"
+                found = self.db.execute(f"PRAGMA {kind}(1)").fetchall()
+        except Damaged as error:
             return str(error)
         return None if found == [("ok",)] else str(found[0][0])
 
@@ -350,6 +366,10 @@ class SqliteManifest(Passes):
             self.db.execute("VACUUM INTO ?", (str(path),))
 
     def close(self) -> None:
+        """What was found damaged is marked for the next start, which rebuilds it."""
+        if self.distrusted:
+            with contextlib.suppress(HsError):
+                self.mark(DISTRUSTED, 1)
         self.db.close()
 
 

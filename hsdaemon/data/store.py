@@ -20,7 +20,7 @@ from hsdaemon.data.identity import RunIdentity, row_limits, run_identity
 from hsdaemon.data.manifest import Done, Known
 from hsdaemon.data.room import room
 from hsdaemon.data.sample import Sample
-from hsdaemon.data.sqlite import ADOPTING, SqliteManifest, create, exists, open_manifest
+from hsdaemon.data.sqlite import ADOPTING, DISTRUSTED, SqliteManifest, create, exists, open_manifest
 from hsdaemon.data.verify import Finding, reconcile
 from hsdaemon.data.volume import MIB, Guard, file_system, require_local
 from hsdaemon.errors import DiskFull, HsError, StoreError
@@ -30,8 +30,7 @@ from hsdaemon.machine.checkpoint import ModelFacts, read_model
 log = structlog.get_logger()
 
 REBUILDING = "rebuilding"  # mark: made anew or restored, and not all files are looked at yet
-DAMAGED = "damaged"  # mark: a row could not be read although the file's integrity was ok
-_SEEN = "a text in it is no text"
+_SEEN = "something in it could not be"
 
 FITS = "fits"  # mark: the whole set was seen to fit the disk; whoever fills it later makes the work pause
 
@@ -74,7 +73,11 @@ def open_store(config: Config, epoch: str, release: str = "", beat: Callable[[],
     """Everything before the first request. Raises VolumeAway or DiskFull (wait, call again), LockHeld, StoreError,
     DataError, ConfigError. epoch: of this worker; release: of the engine, "" = not known yet; beat(): called again and
     again while a rebuilt manifest takes over the files, which may take an hour."""
-    return _open(config, epoch, release, beat, may_have_samples=False)
+    try:
+        return _open(config, epoch, release, beat, may_have_samples=False)
+    except Damaged as error:
+        log.error("the manifest is damaged", problem=str(error))
+        return _open(config, epoch, release, beat, may_have_samples=False)  # it is marked: now it is rebuilt
 
 
 def _open(config: Config, epoch: str, release: str, beat: Callable[[], None], *, may_have_samples: bool) -> Store:
@@ -84,10 +87,13 @@ def _open(config: Config, epoch: str, release: str, beat: Callable[[], None], *,
     dataset = open_dataset(config.data, row_limits(config, facts))
     folder = backup.manifest_folder(config.output)
     require_local(folder, file_system(folder), allow_fuse=config.output.allow_fuse)
-    held = lock.acquire(folder)
-    try:
+    with contextlib.ExitStack() as opened:
+        opened.callback(dataset.close)
+        held = lock.acquire(folder)
+        opened.callback(held.release)
         offered = run_identity(config, facts, ingest.anchor(dataset), release)
         manifest, rebuilt = _manifest(config, offered, uuid, may_have_samples=may_have_samples)
+        opened.callback(manifest.close)
         guard.uuid = manifest.volume()
         guard.check()
         identity = _pin(manifest, dataset, offered)
@@ -114,10 +120,9 @@ def _open(config: Config, epoch: str, release: str, beat: Callable[[], None], *,
         if rebuilt:
             adopt_tree(store, unstamped=False, beat=beat)
             manifest.mark(REBUILDING, 0)
-    except BaseException:
-        held.release()
-        raise
-    log.info("the output is open", rows=manifest.counts().total, interrupted=store.interrupted, adopted=store.adopted)
+        rows = manifest.counts().total
+        log.info("the output is open", rows=rows, interrupted=store.interrupted, adopted=store.adopted)
+        opened.pop_all()
     return store
 
 
@@ -130,7 +135,7 @@ def _manifest(
     if exists(path):
         try:
             manifest = open_manifest(path)
-            problem = manifest.integrity() or (_SEEN if manifest.mark(DAMAGED) else None)
+            problem = manifest.integrity() or (_SEEN if manifest.mark(DISTRUSTED) else None)
             if problem is None and manifest.mark(ADOPTING) and not may_have_samples:
                 manifest.close()
                 raise StoreError(
@@ -143,7 +148,7 @@ def _manifest(
             problem = str(error)
         log.error("the manifest is damaged", problem=problem)
         backup.set_aside(path)
-        # A backup would bring the same text back.
+        # A backup would bring the same back.
         restored = None if problem == _SEEN else _restored(path, saved)
         return (restored or create(path, offered, uuid, mark=REBUILDING)), True
     found = has_samples(Path(config.output.path))
@@ -247,10 +252,6 @@ def _background(config: Config, identity: RunIdentity, guard: Guard, stop: Calla
     except OSError as error:
         guard.present()
         raise disk.explain(error, guard.target) from error
-    except Damaged:
-        with contextlib.suppress(HsError):  # for the next start: no integrity check of SQLite looks at texts
-            manifest.mark(DAMAGED, 1)
-        raise
     finally:
         manifest.close()
         dataset.close()
