@@ -27,9 +27,11 @@ import outputs
 import pyarrow as pa
 import pyarrow.parquet as pq
 import scenes
+import tokenizers
 import xxhash
 from hypothesis import strategies as st
 from samples import EPOCH, dump_of, publisher_of, run_of, sample_of, states_of
+from tokenizers import models, pre_tokenizers
 
 from hsdaemon import wire
 from hsdaemon.config import Config, Data, parse
@@ -38,15 +40,18 @@ from hsdaemon.core import model as m
 from hsdaemon.core.decide import decide
 from hsdaemon.data import compress
 from hsdaemon.data.backup import manifest_path
+from hsdaemon.data.chat import Template
 from hsdaemon.data.dataset import open_dataset
 from hsdaemon.data.formats import FORMATS, check_content, open_sample, read_stamp
 from hsdaemon.data.identity import identity_from_json
 from hsdaemon.data.lock import LOCK_NAME, living_holder
+from hsdaemon.data.prepare import prepare
 from hsdaemon.data.publish import Published
 from hsdaemon.data.rows import Limits
 from hsdaemon.data.sample import BadRow
 from hsdaemon.data.spool import Spool
 from hsdaemon.data.sqlite import open_reader
+from hsdaemon.data.tokenizer import FastTokenizer
 from hsdaemon.data.volume import MARKER, read_marker
 from hsdaemon.engine import diff, endpoint, probe, swap, weights
 from hsdaemon.errors import ConfigError, DataError, DiskFull, EngineError, HsError, StoreError
@@ -247,6 +252,69 @@ def _read_parquet(data: bytes, folder: Path) -> None:
     _all_rows(path)
 
 
+CHAT = [{"role": "user", "content": "Hi é"}, {"role": "assistant", "content": "Yes."}]
+TEMPLATE = """{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content }}
+{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}{{ tools | tojson }}"""
+
+
+@cache
+def _chat_model() -> tuple[Template, FastTokenizer]:
+    """A template with marks, and a tokenizer with a token for each byte."""
+    vocab = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    path = scratch() / "tokenizer.json"
+    tokenizer.save(str(path))
+    return Template(TEMPLATE, {}), FastTokenizer(path)
+
+
+def _prepare(source: Path) -> None:
+    """What is written has a mask for each id, and there is nothing else."""
+    target = source.with_name("out.jsonl")
+    try:
+        counts = prepare(source, target, *_chat_model(), "skip", lambda _: None)
+        rows = [json.loads(row) for row in target.read_text().splitlines()]
+        assert len(rows) == counts.written > 0
+        assert all(len(row["input_ids"]) == len(row["loss_mask"]) and any(row["loss_mask"]) for row in rows)
+    finally:
+        assert {path.name for path in source.parent.iterdir()} <= {source.name, target.name}
+
+
+def _chats() -> list[bytes]:
+    talk = [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]
+    rows = [
+        {"messages": CHAT, "id": "a"},
+        {"conversations": talk, "id": 7},
+        {"messages": CHAT, "tools": [{"name": "t"}]},
+    ]
+    return [b"".join(json.dumps(row).encode() + b"\n" for row in rows)]
+
+
+@target("chats", _chats, DataError)
+def _read_chats(data: bytes, folder: Path) -> None:
+    path = folder / "chats.jsonl"
+    path.write_bytes(data)
+    _prepare(path)
+
+
+def _chat_table() -> list[bytes]:
+    when = pa.array([1, 2, 3, 4], pa.timestamp("us", tz="UTC"))
+    columns = {"messages": [CHAT] * 4, "tools": ['[{"name": "t"}]', None] * 2}
+    seeds = []
+    for ids in (pa.array(list("abcd")), when):
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table({**columns, "id": ids}), sink, row_group_size=2, compression="none")
+        seeds.append(sink.getvalue().to_pybytes())
+    return seeds
+
+
+@target("chats in parquet", _chat_table, DataError)
+def _read_chat_table(data: bytes, folder: Path) -> None:
+    path = folder / "chats.parquet"
+    path.write_bytes(data)
+    _prepare(path)
+
+
 # --- spool and what comes from the engine ---------------------------------------------------------------------------
 
 
@@ -382,14 +450,20 @@ def _read_packed(data: bytes, folder: Path) -> None:
             assert made.read_bytes() == payload
 
 
+def _output_config(folder: Path) -> Config:
+    rows = [{**row, "id": f"chat {i}"} for i, row in enumerate(outputs.lines(4))]
+    return outputs.config_for(folder, rows, format="modelopt")
+
+
 @cache
 def _output() -> tuple[Path, bytes]:
-    """A finished output of four rows and its manifest."""
+    """An output of four named rows, one of them in flight, and its manifest."""
     folder = scratch() / "output"
     folder.mkdir()
-    config = outputs.config_for(folder, outputs.lines(4))
-    opened = outputs.ready(config)
-    outputs.extract(opened, folder)
+    opened = outputs.ready(_output_config(folder))
+    outputs.extract(opened, folder, 3)
+    outputs.publish(opened, opened.manifest.claim(1)[0], folder)
+    config = opened.config
     opened.close()
     return folder, manifest_path(config.output).read_bytes()
 
@@ -398,7 +472,7 @@ def _output() -> tuple[Path, bytes]:
 def _read_manifest(data: bytes, folder: Path) -> None:
     """A worker's start goes on or refuses; whatever the file says, the samples are still there."""
     shutil.copytree(_output()[0], folder, dirs_exist_ok=True)
-    config = outputs.config_for(folder, outputs.lines(4))
+    config = _output_config(folder)
     path = manifest_path(config.output)
     path.write_bytes(data)
     with contextlib.suppress(HsError), contextlib.closing(open_reader(path)) as reader:
@@ -412,7 +486,7 @@ def _read_manifest(data: bytes, folder: Path) -> None:
         opened.close()
         assert counts.done + counts.pending == counts.total == 4, counts
     finally:
-        left = sorted(str(path) for path in (folder / "volume/states").glob("[rq]*/data_*.ckpt*"))
+        left = sorted(str(path) for path in (folder / "volume/states").glob("[rq]*/chat*.pt*"))
         assert len(left) == 4, left
 
 

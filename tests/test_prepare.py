@@ -307,7 +307,7 @@ def test_parquet_gives_what_json_lines_give(files: tuple[Path, Path, list[str]],
         ("chats.jsonl", None, "No such file"),
         ("chats.jsonl", b"", "none of its 0 rows"),
         ("chats.csv", b"x", "name a .jsonl or .parquet"),
-        ("chats.parquet", b"PAR1 no", "see to the file"),
+        ("chats.parquet", b"PAR1 no", "write it again"),
     ],
 )
 def test_a_file_that_is_none_is_one_line(
@@ -333,6 +333,23 @@ def test_a_parquet_without_the_column_names_those_it_has(tmp_path: Path, plain: 
             "refuse",
             print,
         )
+
+
+def test_a_parquet_row_that_cannot_be_read_is_skipped_by_number(
+    files: tuple[Path, Path, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A text that is none, a date beyond the calendar, a zone that nobody knows: each row by itself."""
+    _, out, words = files
+    source = tmp_path / "chats.parquet"
+    words = [words[0], str(source), *words[2:], "--on-bad-row", "skip"]
+    texts = pa.array([b"a", b"\xff\xfe", b"c"], pa.binary()).view(pa.string())
+    far = pa.array([None, 2**62, None], pa.int64()).view(pa.timestamp("us"))
+    zoned = pa.array([None, 1, None], pa.int64()).view(pa.timestamp("us", tz="Nowhere/Land"))
+    for column in (texts, far, zoned):
+        pq.write_table(pa.table({"messages": [CHAT] * 3, "id": column}), source)
+        assert cli.main(words) == 0
+        assert capsys.readouterr().err.startswith("row 1 skipped: parquet: cannot be read: ")
+        assert len(out.read_text().splitlines()) == 2
 
 
 BROKEN_MODELS = {

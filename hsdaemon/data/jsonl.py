@@ -15,6 +15,14 @@ from hsdaemon.errors import DataError
 MAX_LINE = 64 * 2**20  # bytes: a sample of a million tokens has about 14 MB; more is damage, not data
 
 
+def next_line(file: BinaryIO) -> bytes:
+    """The next line; of an impossibly long one its first MAX_LINE + 1 bytes, the rest is passed over."""
+    piece = line = file.readline(MAX_LINE + 1)
+    while len(piece) > MAX_LINE and not piece.endswith(b"\n"):
+        piece = file.readline(MAX_LINE + 1)
+    return line
+
+
 class _Line(msgspec.Struct):
     """Fields beyond these (messages, for instance) are skipped unparsed: ids are sent as they are."""
 
@@ -63,15 +71,10 @@ class JsonLines:
         self._file.close()
 
     def _line(self, file: BinaryIO) -> bytes:
-        """The next line; of an impossibly long one its first MAX_LINE + 1 bytes, the rest is passed over."""
         try:
-            line = file.readline(MAX_LINE + 1)
-            piece = line
-            while len(piece) > MAX_LINE and not piece.endswith(b"\n"):
-                piece = file.readline(MAX_LINE + 1)
+            return next_line(file)
         except OSError as error:
             raise DataError(f"cannot read the data set {self.path}: {error.strerror}; see to its disk") from None
-        return line
 
     def _judge(self, row: int, hint: int, line: bytes) -> Sample | BadRow:
         if len(line) > MAX_LINE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,10 @@ BATCH_ROWS = 64  # rows decoded at a time: 64 of 32,768 tokens are 16 MiB
 COLUMNS = ("input_ids", "loss_mask", "id")
 
 
+class Unreadable(Exception):
+    """A row of the file that cannot be read; the text says why, on one line."""
+
+
 @dataclasses.dataclass(slots=True)
 class _Cursor:
     """A place in one row group: the batches still to come and the one at hand."""
@@ -30,64 +34,49 @@ class _Cursor:
     rest: Iterator[Any]
 
 
-class Parquet:
-    """A DataSet over a .parquet file."""
+class Table:
+    """Some columns of a file, row by row. names: all columns that it has; rows: how many, as the file says. Raises
+    DataError for a file that is no Parquet."""
 
-    def __init__(self, path: Path, limits: Limits, fingerprint: str) -> None:
-        self.path = path
-        self.fingerprint = fingerprint
-        self._limits = limits
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        self._path = path
         try:
             self._file = pq.ParquetFile(path)
-            names = set(self._file.schema_arrow.names)
+            self.names = sorted(set(self._file.schema_arrow.names))
         except (OSError, pa.ArrowException, ValueError) as error:  # a name that is no text, too
             raise DataError(f"cannot read the data set {path}: {_words(error)}; write it again") from None
-        if "input_ids" not in names:
-            raise DataError(f"cannot read the data set {path}: no column input_ids; it has {', '.join(sorted(names))}")
-        self._columns = [c for c in COLUMNS if c in names]
+        self._columns = [c for c in columns if c in self.names]
         meta = self._file.metadata
         self._starts = [0]
         for group in range(meta.num_row_groups):
             self._starts.append(self._starts[-1] + meta.row_group(group).num_rows)
+        self.rows = self._starts[-1]
         self._cursor: _Cursor | None = None
         self._damaged: dict[int, tuple[int, str]] = {}  # group -> its first row that cannot be read, and why
-
-    def rows(self, start: int = 0, hint: int = 0) -> Iterator[Sample | BadRow]:  # noqa: ARG002  # hints are for lines
-        row = start
-        while row < self._starts[-1]:
-            yield self._at(row)
-            row += 1
-
-    def end_hint(self) -> int:
-        return 0
-
-    def read(self, row: int, hint: int) -> Sample | BadRow:  # noqa: ARG002
-        if row >= self._starts[-1]:
-            return BadRow(row, "parquet", f"the file ends at row {self._starts[-1] - 1}")
-        return self._at(row)
 
     def close(self) -> None:
         self._file.close()
 
-    def _at(self, row: int) -> Sample | BadRow:
+    def at(self, row: int) -> dict[str, Any]:
+        """The row's values by column. Raises Unreadable, DataError when the disk fails."""
         group = bisect.bisect_right(self._starts, row) - 1
-        first, cause = self._damaged.get(group, (self._starts[-1], ""))
+        first, cause = self._damaged.get(group, (self.rows, ""))
         if row >= first:  # a group is read in order: what lies behind the damage is out of reach
-            return BadRow(row, "parquet", cause)
+            raise Unreadable(cause)
         try:
             cursor = self._seek(row, group)
         except (OSError, pa.ArrowException, ValueError) as error:
             self._cursor = None
             if getattr(error, "errno", None):  # the disk, not the file: the row may be good
-                raise DataError(f"cannot read the data set {self.path}: {_words(error)}; see to its disk") from None
+                raise DataError(f"cannot read the data set {self._path}: {_words(error)}; see to its disk") from None
             self._damaged[group] = row, f"cannot be read: {_words(error)}"
-            return BadRow(row, "parquet", self._damaged[group][1])
+            raise Unreadable(self._damaged[group][1]) from None
         batch, i = cursor.batch, row - cursor.first
         try:
-            fields = {name: _value(batch.column(j), i) for j, name in enumerate(batch.schema.names)}
-        except (pa.ArrowException, ValueError, OverflowError) as error:  # a text or a date that is none
-            return BadRow(row, "parquet", f"cannot be read: {_words(error)}")
-        return judge(row, 0, fields["input_ids"], fields.get("loss_mask"), fields.get("id"), self._limits)
+            return {name: _value(batch.column(j), i) for j, name in enumerate(batch.schema.names)}
+        # Arrow raises what Python's types do for a text, a date, a zone or a decimal that is none.
+        except Exception as error:  # noqa: BLE001
+            raise Unreadable(f"cannot be read: {_words(error)}") from None
 
     def _seek(self, row: int, group: int) -> _Cursor:
         """The cursor whose batch holds `row`: forwards in the group at hand, else from the group's start."""
@@ -99,6 +88,43 @@ class Parquet:
             cursor.first += cursor.batch.num_rows
             cursor.batch = _next(cursor.rest)
         return cursor
+
+
+class Parquet:
+    """A DataSet over a .parquet file."""
+
+    def __init__(self, path: Path, limits: Limits, fingerprint: str) -> None:
+        self.path = path
+        self.fingerprint = fingerprint
+        self._limits = limits
+        self._table = Table(path, COLUMNS)
+        if "input_ids" not in self._table.names:
+            has = ", ".join(self._table.names)
+            raise DataError(f"cannot read the data set {path}: no column input_ids; it has {has}")
+
+    def rows(self, start: int = 0, hint: int = 0) -> Iterator[Sample | BadRow]:  # noqa: ARG002  # hints are for lines
+        row = start
+        while row < self._table.rows:
+            yield self._at(row)
+            row += 1
+
+    def end_hint(self) -> int:
+        return 0
+
+    def read(self, row: int, hint: int) -> Sample | BadRow:  # noqa: ARG002
+        if row >= self._table.rows:
+            return BadRow(row, "parquet", f"the file ends at row {self._table.rows - 1}")
+        return self._at(row)
+
+    def close(self) -> None:
+        self._table.close()
+
+    def _at(self, row: int) -> Sample | BadRow:
+        try:
+            fields = self._table.at(row)
+        except Unreadable as error:
+            return BadRow(row, "parquet", str(error))
+        return judge(row, 0, fields["input_ids"], fields.get("loss_mask"), fields.get("id"), self._limits)
 
 
 def _words(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -9,16 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from hsdaemon.data.chat import BadChat, Template, tokens
+from hsdaemon.data.jsonl import MAX_LINE, next_line
+from hsdaemon.data.parquet import Table, Unreadable
 from hsdaemon.data.tokenizer import Tokenizer
 from hsdaemon.errors import DataError
 from hsdaemon.machine import disk
 
-BATCH_ROWS = 64
-MAX_LINE = 64 * 2**20  # bytes: longer is damage, not a chat
+COLUMNS = ("messages", "conversations", "tools", "id")
 
 
 @dataclasses.dataclass(slots=True)
@@ -104,16 +103,14 @@ def _rows(source: Path) -> Iterator[dict[str, Any] | BadChat]:
         raise DataError(f"cannot prepare {source}: the name tells the kind; name a .jsonl or .parquet")
     try:
         yield from _parquet(source) if source.suffix == ".parquet" else _jsonl(source)
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"cannot read {source}: {error}; see to the file") from None
+    except OSError as error:
+        raise DataError(f"cannot read {source}: {error.strerror}; see to the file") from None
 
 
 def _jsonl(source: Path) -> Iterator[dict[str, Any] | BadChat]:
     with source.open("rb") as file:
-        while line := file.readline(MAX_LINE + 1):
+        while line := next_line(file):
             if len(line) > MAX_LINE:
-                while len(line) > MAX_LINE and not line.endswith(b"\n"):
-                    line = file.readline(MAX_LINE + 1)
                 yield BadChat("json", f"the line has more than {MAX_LINE} bytes")
             elif not line.isspace():
                 yield _object(line)
@@ -129,14 +126,17 @@ def _object(line: bytes) -> dict[str, Any] | BadChat:
     return row if isinstance(row, dict) else BadChat("json", f"it is {type(row).__name__}, not an object")
 
 
-def _parquet(source: Path) -> Iterator[dict[str, Any]]:
-    with pq.ParquetFile(source) as file:
-        names = file.schema_arrow.names
-        if not {"messages", "conversations"} & set(names):
-            raise DataError(f"cannot prepare {source}: no column messages or conversations; it has {', '.join(names)}")
-        columns = [c for c in ("messages", "conversations", "tools", "id") if c in names]
-        for batch in file.iter_batches(BATCH_ROWS, columns=columns):
-            yield from batch.to_pylist()
+def _parquet(source: Path) -> Iterator[dict[str, Any] | BadChat]:
+    with contextlib.closing(Table(source, COLUMNS)) as table:
+        if not {"messages", "conversations"} & set(table.names):
+            has = ", ".join(table.names)
+            raise DataError(f"cannot prepare {source}: no column messages or conversations; it has {has}")
+        for number in range(table.rows):
+            try:
+                row: dict[str, Any] | BadChat = table.at(number)
+            except Unreadable as error:
+                row = BadChat("parquet", str(error))
+            yield row
 
 
 def default_target(source: Path) -> Path:
