@@ -572,6 +572,23 @@ def test_an_edited_row_under_a_running_worker_stops_it_before_anything_wrong_is_
     assert engine.requests[3] == 0
 
 
+def test_ds_01_a_row_that_is_not_where_it_was_is_looked_for_by_the_next_start(tmp_path: Path) -> None:
+    """An edit that kept size and time, or a bad hint in the manifest: the file as a whole says nothing of it."""
+    job = Rig(tmp_path, rows([10] * 5))
+    with job.engine():
+        code, _, err = job.extract()
+        assert code == 0, err
+        manifest = job.manifest()
+        manifest.requeue([3], "x", "y")
+        manifest.db.execute("UPDATE rows SET hint = hint + 1 WHERE row = 3")
+        manifest.close()
+        code, _, err = job.extract()
+        assert (code, "row 3" in err) == (75, True), err
+        code, _, err = job.extract()
+        assert code == 0, err
+    job.check_files()
+
+
 def test_another_release_of_the_engine_in_one_output_is_refused(tmp_path: Path) -> None:
     job = Rig(tmp_path, rows([10] * 6))
     with job.engine():

@@ -239,6 +239,11 @@ class Manifest(Protocol):
         skipped (or DataError is raised for a name that another row has)."""
         ...
 
+    def look_again(self) -> None:
+        """A row was not found as it was recorded: the next start looks at every row of the data set anew, whatever the
+        file's size and time say."""
+        ...
+
     def close(self) -> None: ...
 
 

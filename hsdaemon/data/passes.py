@@ -39,6 +39,10 @@ class Passes(Database):
             for key, value in (("scan_print", fingerprint), ("scan_row", 0), ("scan_hint", 0), ("scan_complete", 0)):
                 self.put(key, value)
 
+    def look_again(self) -> None:
+        with self.write():
+            self.put("scan_print", "")
+
     def end_scan(self) -> None:
         """The pass has seen the last row. Raises StoreError when rows that we know are gone from the data set."""
         with self.write():

@@ -267,6 +267,7 @@ class Worker:
         if isinstance(found, BadRow) or found.digest != claim.digest:
             path = self.parts.dataset.path
             await self._desk.do(self.parts.manifest.release, [claim])
+            await self._desk.do(self.parts.manifest.look_again)
             raise Stalled(f"cannot go on: row {claim.row} of {path} was edited while the worker runs; start it again")
         return found
 
