@@ -63,7 +63,10 @@ class Store:
     def close(self) -> None:
         """A clean stop: the log is moved into the database, the lock is free."""
         self.background.stop()
-        self.manifest.checkpoint(truncate=True)
+        try:
+            self.manifest.checkpoint(truncate=True)
+        except HsError as error:  # a full disk, perhaps: the log stays beside the database and loses nothing
+            log.warning("the manifest's log is left to the next start", reason=str(error))
         self.manifest.close()
         self.dataset.close()
         self._lock.release()
