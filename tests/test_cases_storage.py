@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -545,6 +546,52 @@ def test_another_files_name_is_never_taken(tmp_path: Path) -> None:
     assert isinstance(refused, Rejected)
     assert (refused.code, "row 0's" in refused.detail) == ("name", True)
     assert whole(tmp_path / "out/rows_0-2000/same.pt", first)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to the same", "folder"])
+def test_what_is_no_file_under_a_samples_name_is_put_aside(kind: str, tmp_path: Path) -> None:
+    run = run_of("specforge")
+    publisher, sample = publisher_of(tmp_path / "out", run), sample_of(0, 9)
+    own, other = tmp_path / "out/rows_0-2000/data_0.ckpt", tmp_path / "elsewhere"
+    dump = dump_of(tmp_path, sample, run, states_of(9))
+    assert isinstance(publisher.publish(sample, dump), Published)
+    own.rename(other)
+    make: dict[str, Callable[[], None]] = {
+        "pipe": lambda: os.mkfifo(own),
+        "link to the same": lambda: own.symlink_to(other),
+        "folder": own.mkdir,
+    }
+    make[kind]()
+    done = publisher.publish(sample, dump)
+    assert isinstance(done, Published)
+    assert not done.adopted
+    assert stat.S_ISREG(own.lstat().st_mode)
+    assert whole(own, sample)
+    assert len(list((tmp_path / "out/quarantine").iterdir())) == 1
+
+
+def test_a_file_that_somebody_else_copied_here_is_durable_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of("specforge")
+    publisher, sample = publisher_of(tmp_path / "out", run), sample_of(0, 9)
+    own = tmp_path / "out/rows_0-2000/data_0.ckpt"
+    dump = dump_of(tmp_path, sample, run, states_of(9))
+    assert isinstance(publisher.publish(sample, dump), Published)
+    shutil.copy(own, tmp_path / "copy")
+    own.unlink()
+    shutil.copy(tmp_path / "copy", own)
+    sync, synced = disk.sync, list[int]()
+
+    def watched(fd: int) -> None:
+        synced.append(os.fstat(fd).st_ino)
+        sync(fd)
+
+    monkeypatch.setattr(disk, "sync", watched)
+    done = publisher.publish(sample, dump)
+    assert isinstance(done, Published)
+    assert done.adopted
+    assert own.stat().st_ino in synced
 
 
 def litter(root: Path, sample: Path) -> None:

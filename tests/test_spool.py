@@ -162,6 +162,11 @@ def test_what_is_no_file_under_a_name_of_ours_holds_up_nobody(tmp_path: Path) ->
     for row in (4, 5, 6):
         assert isinstance(mine.look(rid(row)), Broken)
         mine.discard(rid(row))
+    os.mkfifo(tmp_path / wire.error_name(rid(7)))
+    (tmp_path / wire.error_name(rid(8))).symlink_to("/dev/zero")
+    for row in (7, 8):
+        assert isinstance(mine.look(rid(row)), Broken)
+        mine.discard(rid(row))
     mine.discard_others(set())
     assert sorted(os.listdir(tmp_path)) == sorted(
         [wire.EPOCH_FILE, wire.dump_name(rid(1, DEAD)), wire.dump_name(rid(5))]
@@ -190,6 +195,17 @@ def test_sp_04_a_folder_that_is_removed_under_the_worker_is_made_anew(tmp_path: 
     (mine.root / wire.EPOCH_FILE).write_text(DEAD)
     with pytest.raises(SpoolTaken, match="another worker"):
         mine.keep()
+
+
+def test_sp_04_a_folder_that_cannot_be_made_anew_is_one_error_and_no_other(tmp_path: Path) -> None:
+    mine = Spool.open(tmp_path / "spool", MINE, MIB)
+    shutil.rmtree(mine.root)
+    mine.root.touch()
+    for _ in range(2):
+        with pytest.raises(StoreError, match="cannot use the spool"):
+            mine.keep()
+    mine.close()
+    mine.root.unlink()
 
 
 @pytest.mark.root

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import mmap
+import os
+import stat
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -220,14 +222,20 @@ def _bytes_of(dump: Path) -> int:
 
 
 def _same(path: Path, written: Written) -> bool:
-    """Whether the file has exactly this content. Raises OSError."""
-    if path.stat().st_size != written.size:
+    """Whether this is a file of exactly this content, which is durable then: another program may have copied it here a
+    moment ago. Raises OSError, SyncFailed."""
+    if not stat.S_ISREG(path.lstat().st_mode):
         return False
     found = xxhash.xxh3_128()
-    with path.open("rb") as file:
+    with disk.open_own(path) as file:
+        if os.fstat(file.fileno()).st_size != written.size:
+            return False
         while block := file.read(_BLOCK):
             found.update(block)
-    return found.digest() == written.digest
+        if found.digest() != written.digest:
+            return False
+        disk.sync(file.fileno())
+    return True
 
 
 def _row_of(path: Path) -> int | None:

@@ -24,6 +24,7 @@ from hsdaemon.machine import disk
 RESERVE_BYTES = 64 << 20  # of the tmpfs: it is shared with others, who must not meet a full one
 RESERVE_SHARE = 16  # a small tmpfs keeps one part in so many instead: most of it is there for dumps
 _CGROUP_HEADROOM = 0.5  # of a memory limit: the process that writes the dumps needs the rest
+_MOST_ERROR = 64 << 10  # bytes of an error file: ours have less than a thousand
 _UNLIMITED = 1 << 62
 _log = structlog.get_logger()
 
@@ -147,8 +148,9 @@ class Spool:
             seen = (self.root / wire.EPOCH_FILE).lstat()
         except OSError:
             _log.warning("the spool was removed under the worker: it is made anew", spool=str(self.root))
+            announced = _announce(self.root, self.epoch)
             self._announced.close()
-            self._announced = _announce(self.root, self.epoch)
+            self._announced = announced
             self.losses += 1
             return
         if (seen.st_dev, seen.st_ino) != (mine.st_dev, mine.st_ino):
@@ -191,7 +193,8 @@ class Spool:
 
     def _error(self, rid: wire.RequestId) -> wire.DumpError | Broken | None:
         try:
-            return wire.dump_error((self.root / wire.error_name(rid)).read_text(errors="replace"))
+            text = disk.read_own(self.root / wire.error_name(rid), _MOST_ERROR)
+            return wire.dump_error(text.decode(errors="replace"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

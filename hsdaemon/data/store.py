@@ -197,7 +197,7 @@ def _adopt(store: Store, left: list[Known]) -> int:
 
 def _whole(store: Store, known: Known, path: Path) -> Done | None:
     """What makes the row done, or None where there is no such file."""
-    if not path.exists():
+    if path.is_symlink() or not path.is_file():
         return None
     entry = store.dataset.read(known.row, known.hint)
     if not isinstance(entry, Sample) or entry.digest != known.digest:

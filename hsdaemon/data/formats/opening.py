@@ -84,6 +84,8 @@ def check_content(path: Path) -> None:
 def _guarded(path: Path, look: Callable[[mmap.mmap], _T]) -> _T:
     """Run `look` over the mapped file; whatever a strange file makes it raise becomes Damaged."""
     try:
+        if path.is_fifo():
+            raise ValueError("it is a pipe, which has no end")
         with path.open("rb") as file:
             return look(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
