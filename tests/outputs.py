@@ -78,7 +78,8 @@ def ready(config: Config, epoch: str = EPOCH) -> Store:
 
 def publisher(store: Store) -> Publisher:
     fmt = get_format(store.identity.format)
-    return Publisher(store.root, store.root / QUARANTINE, fmt, store.identity, EPOCH, store.guard.check)
+    holds = store.manifest.holds
+    return Publisher(store.root, store.root / QUARANTINE, fmt, store.identity, EPOCH, store.guard.check, holds=holds)
 
 
 def publish(store: Store, claim: Claim, folder: Path, writer: Publisher | None = None) -> Done:

@@ -80,6 +80,33 @@ def test_ds_01_an_edited_row_is_refused_by_policy(tmp_path: Path) -> None:
         ready(policy(config, on_edited_row="refuse"))
 
 
+@pytest.mark.parametrize("edit", ["insert", "swap", "move"])
+@pytest.mark.parametrize("fmt", ["modelopt", "specforge"])
+def test_ds_01_rows_that_changed_places_take_their_names_along(tmp_path: Path, fmt: str, edit: str) -> None:
+    """Files are named by ids: what has a row's name now may be an earlier content of another row."""
+    rows = [{**row, "id": f"chat-{i}"} for i, row in enumerate(lines(40))]
+    config = config_for(tmp_path, rows, format=fmt)
+    store = ready(config)
+    extract(store, tmp_path, 30)
+    store.close()
+    if edit == "insert":
+        rows.insert(20, {"input_ids": [5, 6, 7], "id": "new"})
+    elif edit == "swap":
+        rows[20], rows[25] = rows[25], rows[20]
+    else:
+        rows.insert(35, rows.pop(20))
+    write_jsonl(Path(config.data.path), rows)
+    store = ready(config)
+    extract(store, tmp_path)
+    counts = store.manifest.counts()
+    assert (counts.done, counts.skipped, counts.finished) == (len(rows), 0, True)
+    for kept in store.manifest.stored():
+        assert kept.name == rows[kept.row]["id"]
+        assert open_sample(store.root / kept.path).ids.tolist() == rows[kept.row]["input_ids"]
+    store.close()
+    ready(config).close()
+
+
 def test_ds_01_another_data_set_is_refused(tmp_path: Path) -> None:
     config = config_for(tmp_path, lines(20))
     ready(config).close()

@@ -88,11 +88,14 @@ class Passes(Database):
         return [r[0] for r in self.all("SELECT digest FROM rows WHERE row < ? ORDER BY row", (rows,))]
 
     def _twice(self, entry: Sample | BadRow) -> Sample | BadRow:
-        """The entry, or a bad row when another row has its name."""
+        """The entry, or a bad row when a row before it has its name."""
         if isinstance(entry, BadRow) or entry.name == default_name(entry.row):
             return entry
         other = self.one("SELECT row FROM rows WHERE name = ? AND row <> ?", (entry.name, entry.row))
         if other is None:
+            return entry
+        if other[0] > entry.row:  # from an earlier pass; this one has not come by there, and judges it when it does
+            self.db.execute("UPDATE rows SET name = NULL WHERE row = ?", other)
             return entry
         return BadRow(entry.row, "name-twice", f"row {other[0]} has the id {entry.name!r} too", entry.hint)
 

@@ -24,6 +24,7 @@ from hsdaemon.data.formats import (
     Damaged,
     Format,
     Row,
+    Stamp,
     check_content,
     file_size,
     make_stamp,
@@ -76,7 +77,8 @@ class Publisher:
     """Publishes below `root`; any number of threads may call it. Quarantine: a folder of the same file system.
 
     volume_check(bytes) runs before every publication and raises what stops it. steps(name) hears of each step done, in
-    order: checked, opened, written, truncated, synced, named, folder synced.
+    order: checked, opened, written, truncated, synced, named, folder synced. holds(row, name): whether a file of that
+    row and name that is in the way is still wanted.
     """
 
     def __init__(
@@ -88,10 +90,11 @@ class Publisher:
         epoch: str,
         volume_check: Callable[[int], None],
         steps: Callable[[str], None] = lambda _: None,
+        holds: Callable[[int, str], bool] = lambda _row, _name: True,
     ) -> None:
         """Probes what the file system can do and removes what a dead writer left. Raises StoreError, DiskFull."""
         self._root, self._quarantine, self._format, self._run, self._epoch = root, quarantine, fmt, run, epoch
-        self._volume_check, self._steps = volume_check, steps
+        self._volume_check, self._steps, self._holds = volume_check, steps, holds
         self._identity = run.digest()
         self._bad: disk.BadVolume | None = None
         try:
@@ -195,9 +198,9 @@ class Publisher:
         except FileExistsError:
             if _same(path, written):
                 return replace(outcome, adopted=True)
-            other = _row_of(path)
-            if other is not None and other != row:
-                return Rejected(row, "name", f"{ready.path} is row {other}'s")
+            other = _stamp_of(path)
+            if other is not None and other.row != row and self._holds(other.row, other.name):
+                return Rejected(row, "name", f"{ready.path} is row {other.row}'s")
             aside = disk.set_aside(path, self._quarantine)
             _log.warning("another file had the name: it is set aside", row=row, file=ready.path, aside=str(aside))
             ready.draft.name(path.name)
@@ -238,11 +241,12 @@ def _same(path: Path, written: Written) -> bool:
     return True
 
 
-def _row_of(path: Path) -> int | None:
-    """The row that a whole, undamaged file says it is; None when it cannot be believed."""
+def _stamp_of(path: Path) -> Stamp | None:
+    """What a whole, undamaged file says of itself; None when it says nothing or cannot be believed."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        return None
     try:
         check_content(path)
-        stamp = read_stamp(path)
+        return read_stamp(path)
     except Damaged:
         return None
-    return stamp.row if stamp else None

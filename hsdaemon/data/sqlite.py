@@ -310,6 +310,11 @@ class SqliteManifest(Passes):
         rows = self.all("SELECT row, name, state, digest, hint, path, size FROM rows WHERE state = 1 ORDER BY row")
         return [Known(r[0], self._named(r[0], r[1]), State(r[2]), *r[3:]) for r in rows]
 
+    def holds(self, row: int, name: str) -> bool:
+        """Whether the row has this name now: an edited set may have given it another."""
+        found = self.one("SELECT name FROM rows WHERE row = ? AND state <> 4", (row,))
+        return found is not None and self._named(row, found[0]) == name
+
     def longest(self) -> tuple[int, int] | None:
         """Row and hint of the longest row that is or will be captured; None while there is none."""
         found = self.one("SELECT row, hint FROM rows WHERE state IN (0, 1, 2) ORDER BY tokens DESC LIMIT 1")

@@ -126,13 +126,17 @@ def _parts(config: Config, epoch: str, store: Store, spool: Spool) -> Parts:
         store.guard.check(size)
         store.keep_ballast()
 
+    def holds(row: int, name: str) -> bool:  # asked seldom, and by any thread
+        with contextlib.closing(open_reader(store.manifest.path)) as manifest:
+            return manifest.holds(row, name)
+
     return Parts(
         config=config,
         wanted=wanted_by(identity),
         identity=identity,
         manifest=store.manifest,
         dataset=store.dataset,
-        publisher=Publisher(store.root, store.root / QUARANTINE, fmt, identity, epoch, store.guard.check),
+        publisher=Publisher(store.root, store.root / QUARANTINE, fmt, identity, epoch, store.guard.check, holds=holds),
         spool=spool,
         space=space,
         background=store.background.check,
