@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from sdbox import Box, until
 
@@ -355,6 +356,21 @@ def test_a_damaged_record_is_read_from_the_drop_in(tmp_path: Path, text: bytes) 
     leases.lift("a%b.service")
     leases.forget("a%b.service")
     assert leases.record("a%b.service") is None
+
+
+def test_a_record_in_somebody_elses_folder_is_not_believed(tmp_path: Path) -> None:
+    """The engine's account may write into the state folder; the links that a record names are root's to make."""
+    if os.geteuid() != 0:
+        pytest.skip("giving a folder away needs root")
+    (tmp_path / "units").mkdir()
+    leases = Leases(tmp_path / "units", tmp_path / "state")
+    leases.write("a.service", "enabled", True)
+    forged = Record("a.service", "enabled", True, (("/etc/systemd/system/x.service", "/dev/shm/x.service"),))
+    (tmp_path / "state/leases/a.service.json").write_bytes(msgspec.json.encode(forged))
+    os.chown(tmp_path / "state/leases", 65534, 65534)
+    assert leases.record("a.service") == Record("a.service", "enabled", True)
+    leases.lift("a.service")
+    assert leases.record("a.service") is None
 
 
 def test_ev_07_a_number_that_was_given_to_another_process_is_not_signalled(box: Box, do: Callable[[str], Any]) -> None:

@@ -51,7 +51,7 @@ def owner(port: int) -> str:
 
 def choose(config: Config, last: Endpoint | None, wanted: int | None = None) -> int:
     """The port to use. wanted: the supervisor's choice, tried first. last: the former start of this boot, whose port
-    is not taken again: after an unclean stop an engine on the same port may answer and then hang.
+    comes last: after an unclean stop an engine on the same port may answer and then hang.
 
     Raises EngineError naming the owner when nothing is free.
     """

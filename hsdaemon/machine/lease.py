@@ -51,7 +51,7 @@ class Leases:
     def record(self, name: str) -> Record | None:
         """The undo record, from its file or, where that is lost or damaged, from the drop-in."""
         with contextlib.suppress(msgspec.MsgspecError, RecursionError):
-            data = disk.read(self._record(name))
+            data = disk.read(self._record(name)) if self._own() else None
             if data is not None:
                 return msgspec.json.decode(data, type=Record)
         with contextlib.suppress(msgspec.MsgspecError, RecursionError):
@@ -103,6 +103,13 @@ class Leases:
         """The unit is as it was: the record goes last."""
         self._record(name).unlink(missing_ok=True)
         disk.sync_folder(self._records)
+
+    def _own(self) -> bool:
+        """Whether the records can be ours: whoever owns their folder could name links that root then makes."""
+        try:
+            return self._records.lstat().st_uid == os.geteuid()
+        except FileNotFoundError:
+            return False
 
     def _record(self, name: str) -> Path:
         return self._records / f"{name}.json"
