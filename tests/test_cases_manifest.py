@@ -278,6 +278,9 @@ IMPOSSIBLE = {
     "no scan": "DELETE FROM meta WHERE key = 'scan_row'",
     "no counts": "DELETE FROM counts WHERE state = 2",
     "counts": "UPDATE counts SET n = 'x' WHERE state = 2",
+    "a wrong count": "UPDATE counts SET n = n + 4 WHERE state = 1",
+    "a trigger": "UPDATE sqlite_schema SET sql = replace(sql, 'OF state,', 'OF tries,') WHERE name = 'rows_changed'",
+    "an index": "UPDATE sqlite_schema SET sql = replace(sql, 'state = 1', 'state = 9') WHERE name = 'rows_leased'",
 }
 
 
@@ -289,9 +292,8 @@ def loosened(path: Path, sql: str) -> None:
         for words in (") STRICT, ", ") "), (") STRICT", ")"):
             db.execute("UPDATE sqlite_schema SET sql = replace(sql, ?, ?) WHERE type = 'table'", words)
     with contextlib.closing(apsw.Connection(str(path))) as db:
-        db.execute("PRAGMA ignore_check_constraints = ON")
+        db.execute("PRAGMA ignore_check_constraints = ON; PRAGMA writable_schema = ON")
         db.execute(sql)
-        db.execute("PRAGMA writable_schema = ON")
         for name, text in kept:
             db.execute("UPDATE sqlite_schema SET sql = ? WHERE name = ?", (text, name))
 

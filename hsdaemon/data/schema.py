@@ -7,6 +7,7 @@ that a bad disk has made is found by the integrity check of the next start.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 import apsw
@@ -90,6 +91,20 @@ def require_known(version: int, application: int, path: str) -> None:
         )
     if application != APPLICATION_ID:
         raise StoreError(f"cannot open {path}: it is not a manifest; move it away or name another output.path")
+
+
+def rules(connection: apsw.Connection) -> list[tuple[str, str]]:
+    """Triggers and indexes, as they are written in the file: no integrity check reads what they say."""
+    sql = "SELECT name, sql FROM sqlite_schema WHERE type <> 'table' AND sql IS NOT NULL ORDER BY name"
+    return [(str(name), str(text)) for name, text in connection.execute(sql)]
+
+
+@functools.cache
+def own_rules() -> list[tuple[str, str]]:
+    """Those of a manifest of this version."""
+    fresh = apsw.Connection(":memory:")
+    migrate(fresh, 0)
+    return rules(fresh)
 
 
 def migrate(connection: apsw.Connection, version: int, values: Iterable[tuple[str, str | int]] = ()) -> None:

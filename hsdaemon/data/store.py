@@ -145,6 +145,8 @@ def _manifest(
                     f"cannot start in {config.output.path}: its samples are not all adopted; run hs-extract scan"
                 )
             if problem is None:
+                if manifest.recount():
+                    log.warning("the manifest's counts were not those of its rows: they were counted anew")
                 return manifest, bool(manifest.mark(REBUILDING))
             manifest.close()
         except Damaged as error:
