@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from outputs import config_for, lines
 from sdbox import until
 
-from hsdaemon.cli import main
+from hsdaemon.cli import main, run
 from hsdaemon.config import Config
 from hsdaemon.core import model as m
 from hsdaemon.engine import leftovers
@@ -237,6 +238,23 @@ def test_whoever_sees_the_wish_to_reload_now_knows_of_the_new_configuration(
     hands.engine.read = lambda unit: engine(unit) if note("sees engine") else m.Engine(unit)  # type: ignore[method-assign]
     observe(hands, CONFIG)
     assert order[3:] == ["sees wishes", "sees engine"]
+
+
+def test_a_signal_in_the_middle_of_a_turn_is_the_next_turns(job: Config) -> None:
+    """A port reads the configuration, too: what it took would leave a wish to wait for a whole tick."""
+    from hsdaemon.host.clock import HostClock
+
+    clock = HostClock()
+    current = run.Current(argparse.Namespace(config=os.environ["HS_EXTRACT_CONFIG"]), job, clock)
+    with clock.listening(signal.SIGHUP):
+        signal.raise_signal(signal.SIGHUP)
+        assert current.now() == job
+        began = time.monotonic()
+        clock.wait(30)
+        assert time.monotonic() - began < 20
+        assert signal.SIGHUP in clock.asked
+        assert current.get() is current.now()
+        assert clock.asked == []
 
 
 def test_a_wish_that_cannot_be_taken_away_does_not_end_the_supervisor(

@@ -68,7 +68,7 @@ def _supervise(args: argparse.Namespace, clock: HostClock, notifier: Notify) -> 
     config = load(args)
     with solo.only_one(config.paths.run):
         current = Current(args, config, clock)
-        ports = build.ports(current.get, str(Path(args.config).resolve()), _foreground(args), clock, notifier)
+        ports = build.ports(current.now, str(Path(args.config).resolve()), _foreground(args), clock, notifier)
         history = History.open(Path(config.paths.state))
         turn(ports, current.get, history, lambda: stopping(clock), said(config, history))
     _log.info("the supervisor ends; engine and worker go on, the next start adopts them")
@@ -144,7 +144,12 @@ class Current:
     def __init__(self, args: argparse.Namespace, config: Config, clock: HostClock) -> None:
         self._args, self._config, self._clock = args, config, clock
 
+    def now(self) -> Config:
+        """As of the last `get`: a port that asks in the middle of a turn takes no signal away from the next one."""
+        return self._config
+
     def get(self) -> Config:
+        """At the beginning of a turn."""
         if self._clock.taken(signal.SIGHUP):
             self._reload()
         return self._config
