@@ -179,5 +179,11 @@ def test_a_signal_that_came_before_the_wait_is_not_slept_over() -> None:
         assert not clock.taken(signal.SIGHUP), "as the configuration asks, between the turn and its wait"
         before = time.monotonic()
         clock.wait(30)
-    assert time.monotonic() - before < 15
-    assert clock.asked == [signal.SIGTERM]
+        assert clock.asked == [signal.SIGTERM]
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert clock.taken(signal.SIGHUP), "in the middle of a turn that has looked at half of the world"
+        clock.wait(30)
+        assert time.monotonic() - before < 15
+        before = time.monotonic()
+        clock.wait(0.2)
+        assert time.monotonic() - before >= 0.2, "each of them once"

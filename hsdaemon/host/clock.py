@@ -20,23 +20,25 @@ class HostClock:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._boot = boot_id()
         self.asked: list[int] = []
+        self._woken = False
 
     def now(self) -> Now:
         return Now(time.monotonic(), time.time(), self._boot)
 
     def wait(self, seconds: float) -> None:
-        """Until then, or until a signal: what it asks for is in `asked`. One that is there already ends it at once."""
+        """Until then, or until a signal: what it asks for is in `asked`. One that has come since the last wait, and may
+        be answered already, ends this one at once: what was looked at before it is to be looked at again."""
         self._take()
-        if self.asked:
-            return
-        ready, _, _ = select.select([self._read], [], [], max(0.0, seconds))
-        if ready:
+        if not self._woken:
+            select.select([self._read], [], [], max(0.0, seconds))
             self._take()
+        self._woken = False
 
     def _take(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while got := os.read(self._read, 512):
                 self.asked.extend(got)
+                self._woken = True
 
     def taken(self, number: int) -> bool:
         """Whether this signal came since it was last taken; forgets it."""
