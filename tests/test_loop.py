@@ -174,7 +174,7 @@ def test_a_note_whose_age_grows_is_said_once(tmp_path: Path) -> None:
 
 def test_a_signal_that_came_before_the_wait_is_not_slept_over() -> None:
     clock = HostClock()
-    with clock.listening(signal.SIGTERM):
+    with clock.listening(signal.SIGTERM, signal.SIGHUP):
         os.kill(os.getpid(), signal.SIGTERM)
         assert not clock.taken(signal.SIGHUP), "as the configuration asks, between the turn and its wait"
         before = time.monotonic()
