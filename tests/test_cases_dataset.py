@@ -22,7 +22,7 @@ from hsdaemon.cli import main
 from hsdaemon.config import Config, Data
 from hsdaemon.data import jsonl
 from hsdaemon.data.dataset import open_dataset
-from hsdaemon.data.formats import open_sample
+from hsdaemon.data.formats import FORMATS, open_sample
 from hsdaemon.data.manifest import Claim, State
 from hsdaemon.data.passes import EditedRow
 from hsdaemon.data.rows import Limits
@@ -105,6 +105,30 @@ def test_ds_01_rows_that_changed_places_take_their_names_along(tmp_path: Path, f
         assert open_sample(store.root / kept.path).ids.tolist() == rows[kept.row]["input_ids"]
     store.close()
     ready(config).close()
+
+
+@pytest.mark.parametrize("fmt", sorted(FORMATS))
+def test_ds_01_no_trainer_finds_what_an_edit_took_out_of_the_set(tmp_path: Path, fmt: str) -> None:
+    """A row that got another id, and one that cannot be used any more: their old files are put aside."""
+    rows: list[dict[str, Any]] = [{**row, "id": f"chat-{i}"} for i, row in enumerate(lines(6))]
+    norm = "pre" if fmt == "speculators" else "post"
+    config = policy(config_for(tmp_path, rows, text="", format=fmt), on_bad_row="skip")
+    config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, norm=norm))
+    store = ready(config)
+    extract(store, tmp_path)
+    folder = store.root / "rows_0-2000"
+    (folder / "stranger.pt").write_bytes(b"of somebody else")
+    store.close()
+    rows[2]["id"] = "renamed"
+    rows[4]["input_ids"] = []
+    write_jsonl(Path(config.data.path), rows)
+    store = ready(config)
+    extract(store, tmp_path)
+    done = {kept.path for kept in store.manifest.stored()}
+    assert len(done) == 5
+    assert {f"rows_0-2000/{path.name}" for path in folder.iterdir()} == done | {"rows_0-2000/stranger.pt"}
+    assert len(list((store.root / "quarantine").iterdir())) == 2
+    store.close()
 
 
 def test_ds_01_another_data_set_is_refused(tmp_path: Path) -> None:

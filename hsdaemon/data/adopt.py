@@ -17,7 +17,7 @@ import structlog
 
 from hsdaemon.data.dataset import DataSet
 from hsdaemon.data.examine import Unfit, examine
-from hsdaemon.data.formats import get_format, relative_path
+from hsdaemon.data.formats import Damaged, get_format, read_stamp, relative_path
 from hsdaemon.data.identity import RunIdentity
 from hsdaemon.data.manifest import Done, Known, State
 from hsdaemon.data.sample import BadRow
@@ -136,8 +136,8 @@ class Adoption:
             row = stems.get(path.stem)
             if f"{folder.path.name}/{path.name}" in paths:
                 report.known += 1
-            elif row is None:
-                report.unknown.append(path.name)
+            elif row is None or rows[row].state is State.skipped:
+                self._stray(path, report)
             elif row in group.files:  # two files of one row: the first decides
                 good |= self._take(group, rows, report)
                 group = _Group()
@@ -166,6 +166,20 @@ class Adoption:
             path.unlink()  # a crash of an earlier walk left both names
         else:
             self._aside(path, known.row, "the row has another file", report)
+
+    def _stray(self, path: Path, report: FolderReport) -> None:
+        """A file of no row. What an edit took out of the data set is put aside, since a trainer would find it; what is
+        not from this run, or only has another name, is left to a person."""
+        try:
+            stamp = read_stamp(path)
+        except Damaged:
+            stamp = None
+        if stamp is not None and stamp.run == self.identity.digest():
+            for known in self.manifest.between(stamp.row, stamp.row + 1):
+                if known.state is State.skipped or known.name != stamp.name:
+                    self._aside(path, known.row, "the row has another id now, or cannot be used any more", report)
+                    return
+        report.unknown.append(path.name)
 
     def _stems(self, rows: list[Known]) -> dict[str, int]:
         """File stems of all three trainers -> row; our own format's first, where two rows would share one."""
