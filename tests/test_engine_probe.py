@@ -11,14 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rig import Rig
 
 from hsdaemon.cli import main
 from hsdaemon.config import Config, parse
 from hsdaemon.core import model as m
-from hsdaemon.engine import leftovers
+from hsdaemon.engine import endpoint, leftovers
 from hsdaemon.engine.probe import EngineProbe, ordered_port
+from hsdaemon.machine.identity import boot_id
 
 UP = m.Unit(m.ENGINE_UNIT, active="active", invocation="e1", main_pid=os.getpid(), pids=(os.getpid(),))
 DOWN = m.Unit(m.ENGINE_UNIT)
@@ -171,3 +173,17 @@ def test_a_rank_that_attests_broken_is_the_worst_word(rig: Rig, probe: EnginePro
 def test_a_gone_unit_that_kept_processes_is_not_down(rig: Rig, probe: EngineProbe) -> None:
     left = replace(DOWN, pids=(os.getpid(),))
     assert seen(probe, left).busy_ports == ()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"log": "a\0b"}, {"host": "x" * 300}, {"host": "10.0.0.1"}, {"port": 10**30}], ids=str
+)
+def test_an_engine_json_with_values_that_cannot_be_is_none(
+    rig: Rig, probe: EngineProbe, wrong: dict[str, object]
+) -> None:
+    right = endpoint.Endpoint("l", 1, 2, boot_id(), "127.0.0.1", 31400, "r", "plugin", "f", (), "/l")
+    Path(rig.config.paths.run).mkdir(exist_ok=True)
+    endpoint.write(rig.config.paths.run, right)
+    assert seen(probe, UP).endpoint is not None
+    endpoint.path(rig.config.paths.run).write_text(json.dumps(msgspec.to_builtins(right) | wrong))
+    assert seen(probe, UP).endpoint is None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from hsdaemon.config import Word
 from hsdaemon.machine import disk
 from hsdaemon.machine.identity import boot_id, start_ticks
 
@@ -21,13 +23,13 @@ class Endpoint(Struct, frozen=True, forbid_unknown_fields=True):
     pid: int
     start_ticks: int
     boot_id: str
-    host: str
-    port: int
+    host: Literal["127.0.0.1", "::1"]
+    port: Annotated[int, Meta(ge=1, le=65535)]
     release: str
     way: str
     fingerprint: str
     argv: tuple[str, ...]
-    log: str
+    log: Word
     model: str = ""
 
     @property
