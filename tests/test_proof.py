@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -319,10 +320,10 @@ def test_a_verdict_that_root_has_written_can_be_replaced_by_the_proof_s_account(
     run.mkdir()
     os.chown(run, 0, 54321)
     run.chmod(0o1775)
-    tmp_path.chmod(0o755)
-    for folder in tmp_path.parents:
-        if folder.stat().st_uid == 0 and folder.name.startswith("pytest"):
-            folder.chmod(0o755)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder == Path(tempfile.gettempdir()):
+            break
+        folder.chmod(0o755)
     files = ProofFiles(str(run))
 
     def as_account(number: int) -> int:
