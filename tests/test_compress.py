@@ -103,6 +103,34 @@ def test_a_damaged_sample_is_not_compressed(config: Config, tmp_path: Path, caps
     assert not (tmp_path / "small/rows_0-2000/data_2.ckpt.hsz").exists()
 
 
+def test_a_sample_that_is_gone_is_one_line(config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (Path(config.output.path) / "rows_0-2000/data_2.ckpt").unlink()
+    assert main(["export", "compressed", "-c", str(config_file(tmp_path)), "--to", str(tmp_path / "small")]) == 65
+    assert "data_2.ckpt: No such file or directory; run hs-extract verify" in capsys.readouterr().err
+
+
+def test_a_damaged_file_is_made_again_once_it_is_removed(
+    config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the message says is what helps."""
+    file, small = str(config_file(tmp_path)), tmp_path / "small"
+    compressed = ["export", "compressed", "-c", file, "--to", str(small)]
+    restored = ["export", "restored", "--from", str(small), "--to", str(tmp_path / "back")]
+    assert main(compressed) == 0
+    victim = small / "rows_0-2000/data_3.ckpt.hsz"
+    for at in (9, victim.stat().st_size // 2):  # the header, the content
+        content = bytearray(victim.read_bytes())
+        content[at] ^= 0xFF
+        victim.write_bytes(content)
+        capsys.readouterr()
+        assert main(restored) == 65
+        assert "data_3.ckpt.hsz" in (said := capsys.readouterr().err)
+        assert said.endswith("; remove it and compress that sample again\n")
+        victim.unlink()
+        assert main(compressed) == 0
+    assert main(restored) == 0
+
+
 @pytest.mark.parametrize(
     "words", [["compressed"], ["restored", "--to", "x"], ["compressed", "--to", "volume/states/z"]]
 )

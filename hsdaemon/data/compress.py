@@ -108,7 +108,7 @@ def unpack(path: Path) -> Iterator[bytes]:
             if file.read(_DIGEST + 1) != whole.digest():
                 raise ValueError("its bytes are not what was written")
     except (ValueError, struct.error, zstandard.ZstdError, msgspec.MsgspecError) as error:
-        raise DataError(f"cannot restore {path}: {error}; compress that sample again") from error
+        raise DataError(f"cannot restore {path}: {error}; remove it and compress that sample again") from error
 
 
 def read_header(path: Path) -> Header:
@@ -117,7 +117,7 @@ def read_header(path: Path) -> Header:
         try:
             return _header(file)[0]
         except (ValueError, struct.error, msgspec.MsgspecError) as error:
-            raise DataError(f"cannot restore {path}: {error}; compress that sample again") from error
+            raise DataError(f"cannot restore {path}: {error}; remove it and compress that sample again") from error
 
 
 def _header(file: BinaryIO) -> tuple[Header, bytes]:
@@ -171,6 +171,8 @@ def compress_rows(rows: Iterable[Stored], root: Path, target: Path, dtype: str) 
                 tally.packed += _put(goal, pack(file, header), stored.size, able)
         except DataError as error:
             raise DataError(f"cannot compress {source}: {error}") from None
+        except OSError as error:  # of the source: `_put` has its own
+            raise DataError(f"cannot compress {source}: {error.strerror}; run hs-extract verify") from None
         tally.files += 1
         tally.payload += stored.size
     return tally
