@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from outputs import config_for, extract, lines, publish, ready
 from samples import dump_of, publisher_of, run_of, sample_of, states_of
 
 from hsdaemon.core.model import Unadopted
+from hsdaemon.data import examine as examine_module
 from hsdaemon.data.adopt import QUARANTINE, Adoption, FolderReport
 from hsdaemon.data.backup import manifest_path
 from hsdaemon.data.examine import Unfit, Whole, examine
@@ -226,3 +228,26 @@ def test_adoption_refuses_what_publication_refuses(fmt: str, plane: int, tokens:
     found = examine(tmp_path / "other" / made.path, sample, run)
     assert isinstance(found, Unfit)
     assert found.code == "states"
+
+
+def test_a_file_on_a_bad_sector_is_damaged_before_it_is_mapped_and_one_of_another_run_is_not_read_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mapped page that cannot be read ends the process; of a foreign tree nothing but heads is read at each start."""
+    run, sample = run_of("specforge"), sample_of(0, 9)
+    made = publisher_of(tmp_path / "out", run).publish(sample, dump_of(tmp_path, sample, run, states_of(9)))
+    assert isinstance(made, Published)
+
+    def unreadable(_: Path) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    mapped: list[Path] = []
+    monkeypatch.setattr(examine_module, "file_digest", unreadable)
+    monkeypatch.setattr(examine_module, "check_content", mapped.append)
+    found = examine(tmp_path / "out" / made.path, sample, run)
+    assert isinstance(found, Unfit)
+    assert (found.code, "Input/output error" in found.reason) == ("damaged", True)
+    assert mapped == []
+    other = examine(tmp_path / "out" / made.path, sample, run_of("specforge", dtype="float16"))
+    assert isinstance(other, Unfit)
+    assert other.code == "format"

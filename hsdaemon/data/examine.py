@@ -41,18 +41,17 @@ def examine(path: Path, sample: Sample, identity: RunIdentity) -> Whole | Unfit:
     if size == 0:
         return Unfit("empty", "the file has 0 bytes")
     try:
-        digest = file_digest(path)  # before it is mapped: there a bad sector is the end of the process, here an error
-    except OSError as error:
-        return Unfit("damaged", f"cannot read {path}: {error.strerror}")
-    try:
         opened = open_sample(path)
         problem = _problem(opened, sample, identity)
-        if problem is None:
-            check_content(path)
-            problem = _states(opened)
+        if problem is not None:
+            return problem
+        digest = file_digest(path)  # read before it is mapped: there a bad sector is the end of the process
+        check_content(path)
     except Damaged as error:
         return Unfit("damaged", str(error))
-    return problem or Whole(size, digest, opened.stamp is not None)
+    except OSError as error:
+        return Unfit("damaged", f"cannot read {path}: {error.strerror}")
+    return _states(opened) or Whole(size, digest, opened.stamp is not None)
 
 
 def file_digest(path: Path) -> bytes:
