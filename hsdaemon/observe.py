@@ -10,7 +10,7 @@ from hsdaemon.machine.ports import Ports
 def observe(ports: Ports, config: Config) -> m.Observation:
     """One look at the host. Each port answers within its own deadline."""
     now = ports.clock.now()
-    wishes = ports.wishes.read()  # before the engine: what is wished for is compared with what is read after the wish
+    wishes = ports.wishes.read()  # first: one that comes later belongs to the next turn and its configuration
     gpus: tuple[m.Gpu, ...] | m.Unreadable = ()
     holders: tuple[m.Holder, ...] | m.Unreadable = ()
     xids: tuple[m.Xid, ...] = ()
