@@ -322,6 +322,41 @@ def test_mf_05_a_value_that_cannot_be_is_no_traceback_and_is_mended_by_the_next_
     again.close()
 
 
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE rows SET name = '../x' WHERE row = 1",
+        "UPDATE rows SET name = CAST(x'61ff' AS TEXT) WHERE row = 1",
+        "INSERT INTO faults VALUES (1, 'x', CAST(x'61ff' AS TEXT), 0)",
+    ],
+)
+def test_mf_05_one_bad_text_costs_no_other_row(tmp_path: Path, sql: str) -> None:
+    """Files of an older tree say nothing of themselves: a manifest made anew would not have them."""
+    config = config_for(tmp_path, [{**row, "id": f"chat {i}"} for i, row in enumerate(lines(6))])
+    store = ready(config)
+    extract(store, tmp_path, 4)
+    stored = store.manifest.stored()
+    for kept in stored:
+        path = store.root / kept.path
+        path.write_bytes(path.read_bytes() + b"no stamp can be read in this")
+        store.manifest.db.execute("UPDATE rows SET size = ? WHERE row = ?", (path.stat().st_size, kept.row))
+    stored = store.manifest.stored()
+    store.manifest.db.execute(sql)
+    with contextlib.suppress(Damaged):
+        store.manifest.stored()
+        store.manifest.faults(list(State))
+    store.close()
+    for _ in range(2):
+        with contextlib.suppress(Damaged):
+            ready(config).close()
+    again = ready(config)
+    assert again.manifest.stored() == stored
+    assert again.manifest.faults([State.done]) == [] or again.manifest.faults([State.done])[0].row == 1
+    assert not list(again.root.glob("manifest.db.damaged-*"))
+    assert not (again.root / "quarantine").exists()
+    again.close()
+
+
 def test_mf_05_a_removed_log_costs_nothing_that_has_a_file(tmp_path: Path) -> None:
     config = config_for(tmp_path, lines(30))
     store = ready(config)

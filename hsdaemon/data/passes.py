@@ -120,7 +120,10 @@ class Passes(Database):
             self.fault(entry.row, entry.code, entry.reason)
             return digest is not None
         if digest == entry.digest and state is not State.skipped:
-            self.db.execute("UPDATE rows SET hint = ? WHERE row = ? AND hint <> ?", (entry.hint, entry.row, entry.hint))
+            self.db.execute(
+                "UPDATE rows SET hint = ?1, name = ?2 WHERE row = ?3 AND (hint <> ?1 OR name IS NOT ?2)",
+                (entry.hint, _stored_name(entry), entry.row),
+            )
             return False
         self.db.execute(
             "UPDATE rows SET state = 0, lease = NULL, charged = 0, lost = 0, tokens = ?, digest = ?, hint = ?,"

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import apsw
 
@@ -335,10 +336,33 @@ class SqliteManifest(Passes):
         """A row's name as it is used for files: none that no row of a data set can have."""
         if name is None:
             return default_name(row)
-        problem = name_problem(name, row)
+        problem = name_problem(name, row) if isinstance(name, str) else "it is no text"
         if problem is not None:
             raise self.damaged(f"the name of row {row} is none: {problem}")
         return name
+
+    def mend(self) -> int:
+        """Take out the texts that cannot be: the next pass over the data set brings the names back, the look at the
+        files the paths. Gives how many there were."""
+        names, paths, faults = list[int](), list[int](), list[int]()
+        with self.write():
+            for row, name, path in self.db.execute("SELECT row, CAST(name AS BLOB), CAST(path AS BLOB) FROM rows"):
+                if name is not None and name_problem(_text(name), row):
+                    names.append(row)
+                if path is not None and not _text(path):
+                    paths.append(row)
+            for row, code, reason in self.db.execute(
+                "SELECT row, CAST(code AS BLOB), CAST(reason AS BLOB) FROM faults"
+            ):
+                if not _text(code + reason):
+                    faults.append(row)
+            self.db.executemany("UPDATE rows SET name = NULL WHERE row = ?", [(row,) for row in names])
+            self.db.executemany("UPDATE rows SET path = 'unreadable' WHERE row = ?", [(row,) for row in paths])
+            self.db.executemany(
+                "UPDATE faults SET code = 'unreadable', reason = 'unreadable' WHERE row = ?", [(row,) for row in faults]
+            )
+            self.put("scan_print", "")
+        return len(names) + len(paths) + len(faults)
 
     def mark(self, key: str, value: int | None = None) -> int:
         """A place kept for a resumable command; with a value, set it."""
@@ -472,6 +496,14 @@ def _reader(path: Path, flags: int) -> SqliteManifest:
         connection.close()
         raise
     return SqliteManifest(path, connection)
+
+
+def _text(raw: Any) -> str:
+    """What the bytes say; nothing where they are no text."""
+    try:
+        return bytes(raw).decode()
+    except UnicodeDecodeError:
+        return ""
 
 
 def _inode(path: Path) -> tuple[int, int] | None:

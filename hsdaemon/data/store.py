@@ -139,6 +139,10 @@ def _manifest(
         try:
             manifest = open_manifest(path)
             problem = manifest.integrity() or (_SEEN if manifest.mark(DISTRUSTED) else None)
+            if problem == _SEEN and (mended := manifest.mend()):
+                log.warning("texts of the manifest were damaged: they are taken from the data set again", texts=mended)
+                manifest.mark(DISTRUSTED, 0)
+                problem = None
             if problem is None and manifest.mark(ADOPTING) and not may_have_samples:
                 manifest.close()
                 raise StoreError(
