@@ -397,6 +397,20 @@ def test_st_22_a_tree_without_a_manifest_is_adopted_after_checks(
     assert outcome(capsys)[-1].startswith("scan: files=230 adopted=0 bad=0 unknown=0 old_gaps=0 tail=0 done=230")
 
 
+def test_st_22_what_a_person_had_adopted_outlives_the_manifest(tmp_path: Path) -> None:
+    """Files that say nothing of themselves are taken over because a person asked: no later start would do it again."""
+    config = stored(tmp_path, 8, 6)
+    manifest_path(config.output).unlink()
+    for row in range(6):
+        foreign(file_of(config, row))
+    file = str(config_file(tmp_path))
+    assert main(["scan", "-c", file]) == 0
+    manifest_path(config.output).write_bytes(b"damage" * 1000)
+    store = ready(config)
+    assert store.manifest.counts().done == 6
+    store.close()
+
+
 def test_st_22_files_of_other_rows_or_another_run_are_put_aside(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import time
 
 from rich.console import Console
 from rich.table import Table
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         reports = adopt_tree(store, unstamped=True)
         store.manifest.mark(ADOPTING, 0)
+        store.backups.tick(store.manifest, time.monotonic())  # no worker adopts what says nothing of itself
         counts = store.manifest.counts()
     finally:
         store.close()
