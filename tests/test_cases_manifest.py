@@ -195,6 +195,19 @@ def test_mf_04_a_backup_during_writes_is_whole_and_the_rest_comes_from_the_files
     again.close()
 
 
+@pytest.mark.root
+def test_a_backup_that_root_makes_is_the_workers(tmp_path: Path) -> None:
+    """A person's scan: the folder of the backups is sticky, so the worker could never replace one of root's."""
+    loops.need_root()
+    store = ready(config_for(tmp_path, lines(3)))
+    os.chown(store.manifest.path, 12345, 12346)
+    for _ in range(2):
+        back_up(store.manifest, tmp_path / "state" / "copy.db")
+        made = (tmp_path / "state" / "copy.db").stat()
+        assert (made.st_uid, made.st_gid) == (12345, 12346)
+    store.close()
+
+
 def overwrite_page(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(3 * 4096)

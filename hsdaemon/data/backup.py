@@ -52,16 +52,18 @@ def back_up(manifest: SqliteManifest, to: Path) -> None:
         problem = _problem(draft)
         if problem is not None:
             raise StoreError(f"cannot keep a backup in {to.parent}: the copy is damaged ({problem}); see to that disk")
-        _sync(draft)
+        _finish(draft, manifest.path)
         draft.replace(to)
         disk.sync_folder(to.parent)
     except OSError as error:
         raise disk.explain(error, to.parent) from error
 
 
-def _sync(path: Path) -> None:
+def _finish(path: Path, like: Path) -> None:
+    """Durable, and of the owner of `like`: a worker could not replace root's in a sticky folder."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        disk.same_owner(fd, like)
         disk.sync(fd)
     finally:
         os.close(fd)

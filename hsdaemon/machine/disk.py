@@ -150,7 +150,7 @@ def _replace(path: Path, data: bytes, mode: int) -> None:
     try:
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
-            _same_owner(fd, path)
+            same_owner(fd, path)
             write_all(fd, memoryview(data))
             sync(fd)  # before the rename: a crash in between leaves the old content and a draft
         finally:
@@ -162,7 +162,8 @@ def _replace(path: Path, data: bytes, mode: int) -> None:
     sync_folder(path.parent)  # a crash before it leaves the old or the new content, whole
 
 
-def _same_owner(fd: int, path: Path) -> None:
+def same_owner(fd: int, path: Path) -> None:
+    """What root makes belongs to the owner of `path`, if there is one. Raises OSError."""
     if os.geteuid() == 0:
         with contextlib.suppress(FileNotFoundError):
             old = path.lstat()
