@@ -237,20 +237,30 @@ def test_a_server_that_takes_no_requests_of_ours_stops_the_run_and_fails_no_row(
 @pytest.mark.parametrize("status", [400, 404])
 def test_what_another_server_on_the_engines_port_refuses_is_no_rows_fault(tmp_path: Path, status: int) -> None:
     """The engine died while nothing was in flight, and somebody else has its port by now."""
-    job = rig(tmp_path, [10] * 60, attempts=1)
+    held = False
+
+    def space(_: int) -> None:
+        if held:
+            raise Transient("held by a test")
+
+    job = Rig(tmp_path, rows([10] * 60), {"worker": {"attempts": 1}}, space)
     engine = job.engine(latency_s=0.02)
 
     async def replace(worker: Worker) -> None:
+        nonlocal held
         while worker.meter.samples < 2:
             await asyncio.sleep(0.005)
+        held = True
         worker.pause.close(Transient("held by a test"))
         while engine.live:
             await asyncio.sleep(0.005)
         options = {"launch": "vllm", "port": engine.port, "announce": False, "attest": False}
         await asyncio.to_thread(engine.stop)
         with job.engine({"*": Fault("status", status=status, text="no")}, **options) as other:
-            while not other.requests:
-                await asyncio.sleep(0.005)
+            held = False
+            async with asyncio.timeout(15):
+                while not other.requests:
+                    await asyncio.sleep(0.005)
             await asyncio.sleep(0.3)
         await asyncio.to_thread(engine.restart, "hs-second")
 
