@@ -233,10 +233,12 @@ def test_sp_03_a_row_that_a_small_tmpfs_cannot_hold_yet_waits_by_name_and_holds_
     """Sizes of the moment are no row's fault: the tmpfs may be enlarged, and the configuration allows the dump."""
     with tmpfs(tmp_path / "spool", 4) as root:
         lengths = [1280, *[10] * 30]
-        job = Rig(tmp_path, rows(lengths), {"worker": {"stall_s": 60.0, "concurrency": 4}}, hidden=1024)
+        job = Rig(tmp_path, rows(lengths), {"worker": {"stall_s": 1.0, "concurrency": 4}}, hidden=1024)
         with job.engine() as engine:
             process = job.start()
             until(lambda: "or it is too small" in said(job) and job.counts().done == 30)
+            time.sleep(2.5)  # longer than the stall rule: another engine would not help
+            assert json.loads(said(job))["phase"] == "paused"
             assert (job.counts().failed, engine.requests[0]) == (0, 0)
             process.terminate()
             assert finish(process)[0] == 75

@@ -178,7 +178,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """The worker; `code` and `detail` are its last words when it stopped, `paused` is why it waits for its disk now."""
+    """The worker; `code` and `detail` are its last words when it stopped, `paused` is why it waits for room."""
 
     unit: Unit
     said: str = ""

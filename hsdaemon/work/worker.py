@@ -104,11 +104,16 @@ class Worker:
         """What the work waits for now, as a sentence; "" when it moves."""
         if self.pause.paused:
             return self.pause.reason
-        if self._queue.waiting and not self._queue.flying:
+        if self._roomless:
             return self._wants_room()
         if self._finder is not None and self._finder.reason:
             return self._finder.reason
         return f"the engine to answer {len(self._sent)} requests" if self._sent else ""
+
+    @property
+    def _roomless(self) -> bool:
+        """Nothing is in flight, and yet the spool has no room for anything that waits."""
+        return bool(self._queue.waiting) and not self._queue.flying
 
     def _wants_room(self) -> str:
         needed, spool = self._queue.waiting[0].size >> 20, self.parts.spool
@@ -121,7 +126,7 @@ class Worker:
     def phase(self) -> str:
         if self.draining:
             return "draining"
-        if self.pause.paused:
+        if self.pause.paused or self._roomless:
             return "paused"
         return "waiting" if self._finder is not None and self._finder.reason else "working"
 
@@ -314,7 +319,8 @@ class Worker:
         while True:
             await asyncio.sleep(WATCH_S)
             self.parts.background()
-            idle = self.pause.paused or (not self._rows and not self.counts.open) or self._halted.is_set()
+            nothing = not self._rows and not self.counts.open
+            idle = self.pause.paused or self._roomless or nothing or self._halted.is_set()
             stop = self._stall.look(self._clock(), idle=idle, waits_for=self.waits_for or "the data set")
             if stop is not None:
                 raise Stalled(f"cannot go on: {stop.cause}")
