@@ -185,6 +185,15 @@ def test_claims_go_by_row_and_retried_rows_come_last(tmp_path: Path) -> None:
     assert [(c.row, c.attempt, c.charged) for c in again] == [(1, 2, 0), (2, 1, 0), (3, 1, 0), (4, 1, 0), (0, 2, 1)]
 
 
+def test_rows_that_are_too_long_for_now_are_passed_over(tmp_path: Path) -> None:
+    manifest = filled(tmp_path / "m.db", 5)
+    lengths = [sample(row).tokens for row in range(5)]
+    most = sorted(lengths)[2]
+    fitting = [row for row in range(5) if lengths[row] <= most]
+    assert [c.row for c in manifest.claim(9, most)] == fitting
+    assert sorted([c.row for c in manifest.claim(9)] + fitting) == list(range(5))
+
+
 def test_deaths_of_the_engine_under_a_row_outlive_the_worker(tmp_path: Path) -> None:
     manifest = filled(tmp_path / "m.db", 2)
     for deaths in range(3):

@@ -172,8 +172,9 @@ class Manifest(Protocol):
         charged for them. Gives their number."""
         ...
 
-    def claim(self, n: int) -> list[Claim]:
-        """Lease up to n pending rows, least tried first, then by row. [] when there are none now."""
+    def claim(self, n: int, most_tokens: int | None = None) -> list[Claim]:
+        """Lease up to n pending rows, least tried first, then by row. [] when there are none now. most_tokens: longer
+        ones are passed over; None: none is too long."""
         ...
 
     def commit(self, done: Sequence[Done]) -> None:

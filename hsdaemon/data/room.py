@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 from hsdaemon.config import Config
 from hsdaemon.data.formats import file_bound, get_format
@@ -46,10 +48,14 @@ def room(config: Config, facts: ModelFacts, rows: int, tokens: int, free: int) -
 
 
 def largest_in_spool(config: Config, facts: ModelFacts) -> int:
-    """Tokens of the longest sample whose dump fits the whole spool."""
-    budget = config.spool.budget_mib * MIB
-    low, high = 0, 1 + budget // 8
+    """Tokens of the longest sample whose dump fits the whole spool as it is configured."""
+    return most_tokens(functools.partial(layout, config, facts), config.spool.budget_mib * MIB)
+
+
+def most_tokens(layout: Callable[[int], Layout], size: int) -> int:
+    """Tokens of the longest sample whose dump takes at most `size` bytes. layout(tokens): of a dump."""
+    low, high = 0, 1 + size // 8
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if layout(config, facts, middle).total <= budget else (low, middle - 1)
+        low, high = (middle, high) if layout(middle).total <= size else (low, middle - 1)
     return low

@@ -82,11 +82,11 @@ class SqliteManifest(Passes):
     def _now(self, epoch: str) -> tuple[str, str, float]:
         return epoch, self._boot, self._clock()
 
-    def claim(self, n: int) -> list[Claim]:
+    def claim(self, n: int, most_tokens: int | None = None) -> list[Claim]:
         found = self.all(
             "SELECT row, name, tokens, digest, hint, tries, charged, lost FROM rows WHERE state = 0 AND row < ?"
-            " ORDER BY charged, row LIMIT ?",
-            (self.meta("scan_row"), n),
+            " AND tokens <= ifnull(?, tokens) ORDER BY charged, row LIMIT ?",
+            (self.meta("scan_row"), most_tokens, n),
         )
         if not found:  # nothing to write: idle polls cost no fsync
             return []

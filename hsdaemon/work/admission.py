@@ -46,6 +46,11 @@ class Queue:
             raise TooLarge(f"its dump needs {ticket.size} bytes, the whole spool has {self.budget.most}")
         self.waiting.append(ticket)
 
+    @property
+    def outsized(self) -> int:
+        """How many wait for a larger spool: not even an empty one could hold them at present."""
+        return sum(not self._able(ticket) for ticket in self.waiting)
+
     def admit(self) -> list[Ticket]:
         """Everything that may go now; its bytes are claimed."""
         admitted = []
@@ -57,7 +62,7 @@ class Queue:
         return admitted
 
     def _choose(self) -> Ticket | None:
-        able = [t for t in self.waiting if t.size <= self.budget.total]
+        able = [t for t in self.waiting if self._able(t)]
         if not able or len(self.flying) >= self.slots or any(t.alone for t in self.flying):
             return None
         oldest = able[0]
@@ -69,6 +74,9 @@ class Queue:
         if fitting:
             oldest.passed += 1
         return max(fitting, key=lambda t: t.size, default=None)
+
+    def _able(self, ticket: Ticket) -> bool:
+        return ticket.size <= self.budget.total
 
     def _fits(self, ticket: Ticket) -> bool:
         return ticket.size <= self.budget.free and not (ticket.alone and self.flying)

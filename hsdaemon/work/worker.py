@@ -17,6 +17,7 @@ from hsdaemon.data.dataset import DataSet
 from hsdaemon.data.identity import RunIdentity
 from hsdaemon.data.manifest import Claim, Counts, Done, Manifest
 from hsdaemon.data.publish import Publisher
+from hsdaemon.data.room import most_tokens
 from hsdaemon.data.sample import BadRow, Sample
 from hsdaemon.data.spool import Spool
 from hsdaemon.errors import Fatal, HsError, Transient
@@ -188,10 +189,12 @@ class Worker:
     async def _feed(self) -> None:
         window = WINDOW * self.parts.config.worker.concurrency
         while not self._halted.is_set():
-            room = window - len(self._rows)
+            outsized = self._queue.outsized
+            room = window - len(self._rows) + outsized  # those that wait for a larger spool are in nobody's way
             claims: list[Claim] = []
             if room * 4 >= window:
-                claims = await self._desk.do(self.parts.manifest.claim, room)
+                most = most_tokens(self.parts.wanted.layout, self._queue.budget.total) if outsized else None
+                claims = await self._desk.do(self.parts.manifest.claim, room, most)
             for claim in claims:
                 task = asyncio.create_task(self._guard(functools.partial(self._row, claim)))
                 self._rows[task] = claim
@@ -202,7 +205,8 @@ class Worker:
                     await self._require_same_set()
                     return
             self._changed.clear()
-            await self._wait(self._changed, IDLE_S)
+            # Beside outsized rows a look that finds none has passed over all their like.
+            await self._wait(self._changed, LATE_S if outsized and not claims else IDLE_S)
 
     async def _require_same_set(self) -> None:
         """Raises Stalled when the file was replaced: what is done is done for the rows that were there before."""
