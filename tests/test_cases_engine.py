@@ -192,6 +192,21 @@ def test_en_11_orders_to_start_that_come_to_nothing_end_in_a_hold(
     assert plan_of(seen, events=[acted(start, 60), acted(start, 50)]).actions == (start,), "seldom, not never"
 
 
+def test_en_11_starts_that_ran_or_were_refused_are_no_orders_in_vain() -> None:
+    """systemd forgets the invocation of a unit that ended well: each start in a boot looks like the first."""
+    events: list[budget.Event] = []
+    for i in range(6):
+        events += [acted(m.StartWorker("e1", ""), 600 - 100 * i, settled=i)]
+        events += [acted(m.StopWorker(f"w{i}", "volume-absent"), 590 - 100 * i, settled=i)]
+    again = m.StartWorker("e1", "")
+    assert plan_of(busy(worker=m.Worker(m.Unit(m.WORKER_UNIT))), events=events).actions == (again,)
+    start, events = m.StartEngine("", 30000, "wanted"), []
+    for i in range(5):
+        order = acted(start, 470 - 100 * i)
+        events += [order, budget.Ended(order.now, start, m.Outcome("failed", "dbus is down"))]
+    assert plan_of(rest(), events=events).actions == (start,)
+
+
 def test_en_11_waits_double() -> None:
     events: list[budget.Event] = [acted(m.StartEngine("a", 30000, "w"), 30), died("signal 11", 1.0)]
     assert plan_of(rest(engine=young(DOWN)), events=events).reason == "engine-backoff"

@@ -254,6 +254,8 @@ class World:
             self.nvml, self.nvml_until = "", 0.0
         for unit in list(self.services.values()):
             self._turn(unit)
+            if unit.name in m.OUR_UNITS and unit.active == "inactive" and not unit.pids:
+                unit.invocation = ""  # nothing refers to it: systemd unloads what ended well
         self._engine(self.services[m.ENGINE_UNIT])
         self._proof(self.services[m.PROOF_UNIT])
         self._scan(self.services[m.SCAN_UNIT])

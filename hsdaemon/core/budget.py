@@ -251,13 +251,12 @@ def _stall(past: Past, unit: str, code: str, settled: int | None) -> tuple[tuple
 
 
 def _end(past: Past, unit: str, cause: str, now: m.Now) -> Past:
-    """The running start of a unit has ended."""
+    """The running start of a unit has ended, or was refused: no order to start it was in vain."""
     last = past.last_start(unit)
     if last is None or last.ended:
         return past
-    return replace(
-        past, starts=tuple(replace(s, ended=cause, ended_s=now.mono_s) if s is last else s for s in past.starts)
-    )
+    starts = tuple(replace(s, ended=cause, ended_s=now.mono_s) if s is last else s for s in past.starts)
+    return replace(past, starts=starts, tries=tuple(t for t in past.tries if not t.key.startswith(f"start:{unit}:")))
 
 
 def _ended(past: Past, event: Ended) -> Past:
@@ -436,13 +435,15 @@ def retry_s(past: Past, key: str, now: m.Now, first_s: float) -> float:
 
 
 def unheard(past: Past, start: m.StartEngine | m.StartWorker, now: m.Now, first_s: float) -> str:
-    """What a unit is that systemd took orders to start of, and that has not begun another run; "" when it may be told
-    now. One more order is free: the first may have been cut by our own death."""
+    """What a unit is that systemd took orders to start of, and of which no run is known; "" when it may be told now.
+    One more order is free: the first may have been cut by our own death."""
     key = key_of(start)
     count = count_of(past, key, now.boot)
     if count < 2 or retry_s(past, key, now, first_s) == 0:
         return ""
-    return f"still down after {count} orders to start, by a condition or for want of another unit"
+    return (
+        f"still down after {count} orders to start: a condition, another unit that it needs, or an end without an error"
+    )
 
 
 def count_of(past: Past, key: str, boot: str) -> int:
