@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_engine import Answer, Fault
+from loops import tmpfs
 from rig import Rig, rows
 
 from hsdaemon.cli import main
@@ -258,6 +259,20 @@ def test_a_prompt_is_as_long_as_the_spool_allows_since_longer_rows_are_never_sen
     assert (code, verdict.ok) == (0, True), verdict
     most = room.largest_in_spool(large.config, read_model(large.config.model.path))
     assert max(len(body["input_ids"]) for body in engine.bodies.values()) == most < 20000
+
+
+@pytest.mark.root
+def test_sp_03_a_row_that_a_small_tmpfs_cannot_hold_yet_holds_up_no_proof(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "spool", 4) as spool:
+        job = Rig(tmp_path, rows([1280, 1280, *[10] * 5]), QUICK, hidden=1024)
+        with job.engine() as engine:
+            code, verdict = proved(job)
+            assert (code, verdict.ok) == (0, True), verdict
+            assert 256 < max(len(body["input_ids"]) for body in engine.bodies.values()) < 1280
+            (spool / "foreign").write_bytes(bytes((4 << 20) - (8 << 10)))
+            code, verdict = proved(job)
+    assert (code, verdict.code) == (75, "blocked")
+    assert "make room in its tmpfs" in verdict.detail
 
 
 # --- what is not about the engine -------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,15 +72,28 @@ def _prove(config: Config) -> Proved | Refuted:
     with contextlib.ExitStack() as stack:
         stack.callback(lock.acquire(manifest_folder(config.output)).release)
         dataset = stack.enter_context(contextlib.closing(open_dataset(config.data, row_limits(config, facts))))
-        case = _case(config, facts, dataset)
         spool = Spool.open(Path(config.spool.path), new_epoch(), config.spool.budget_mib << 20)
         stack.callback(spool.close)
+        case = _case(config, facts, dataset, _most_tokens(config, facts, spool))
         return asyncio.run(prove(config, case, wanted_by(case.identity), spool))
 
 
-def _case(config: Config, facts: ModelFacts, dataset: DataSet) -> Case:
-    """From the manifest; where it is damaged from its last copy, which the worker restores only after this proof."""
-    offered, most = run_identity(config, facts, ""), room.largest_in_spool(config, facts)
+def _most_tokens(config: Config, facts: ModelFacts, spool: Spool) -> int:
+    """Of a prompt whose dump the spool can hold now: longer rows wait for a larger one, and hold up no proof. Raises
+    Transient where there is room for none."""
+    most = room.most_tokens(functools.partial(room.layout, config, facts), spool.budget.total)
+    if not most:
+        raise Transient(
+            f"cannot prove the engine: the spool {spool.root} has room for {spool.budget.total >> 10} KiB; make room in "
+            "its tmpfs, or enlarge it"
+        )
+    return most
+
+
+def _case(config: Config, facts: ModelFacts, dataset: DataSet, most: int) -> Case:
+    """From the manifest; where it is damaged from its last copy, which the worker restores only after this proof. most:
+    tokens of a prompt."""
+    offered = run_identity(config, facts, "")
 
     def gathered(manifest: SqliteManifest | None) -> Case:
         identity = _same(manifest.identity(), offered) if manifest else offered

@@ -19,8 +19,8 @@ FEW = 3
 def gather(
     dataset: DataSet, manifest: SqliteManifest | None, identity: RunIdentity, stored: int, most_tokens: int
 ) -> Case:
-    """identity: of the output; stored: how many done rows to compare with; most_tokens: whose dump the spool may hold:
-    longer prompts are cut, longer rows never sent. Raises DataError when no row of the data set is usable."""
+    """identity: of the output; stored: how many done rows to compare with; most_tokens: whose dump the spool can hold:
+    longer prompts are cut, longer rows not sent now. Raises DataError when no row of the data set is usable."""
     first = _usable(dataset)
     known = _longest(dataset, manifest)
     longest = max([*first, *known], key=lambda sample: sample.tokens, default=None)
