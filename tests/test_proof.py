@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -273,6 +274,18 @@ def test_sp_03_a_row_that_a_small_tmpfs_cannot_hold_yet_holds_up_no_proof(tmp_pa
             code, verdict = proved(job)
     assert (code, verdict.code) == (75, "blocked")
     assert "make room in its tmpfs" in verdict.detail
+
+
+@pytest.mark.root
+def test_sp_03_stored_samples_that_a_small_tmpfs_cannot_hold_are_never_skipped_in_silence(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "spool", 64) as spool:
+        job = Rig(tmp_path, rows([1280] * 3), QUICK, hidden=1024)
+        with job.engine():
+            job.work()
+            subprocess.run(["mount", "-o", "remount,size=4m", spool], check=True)
+            code, verdict = proved(job)
+    assert (code, verdict.ok, verdict.code) == (75, False, "blocked")
+    assert "the stored samples have more" in verdict.detail
 
 
 # --- what is not about the engine -------------------------------------------------------------------------------------

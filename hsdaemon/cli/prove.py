@@ -84,8 +84,8 @@ def _most_tokens(config: Config, facts: ModelFacts, spool: Spool) -> int:
     most = room.most_tokens(functools.partial(room.layout, config, facts), spool.budget.total)
     if not most:
         raise Transient(
-            f"cannot prove the engine: the spool {spool.root} has room for {spool.budget.total >> 10} KiB; make room in "
-            "its tmpfs, or enlarge it"
+            f"cannot prove the engine: the spool {spool.root} has room for {spool.budget.total >> 10} KiB; "
+            "make room in its tmpfs, or enlarge it"
         )
     return most
 

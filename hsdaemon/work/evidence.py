@@ -9,7 +9,7 @@ from hsdaemon.data.identity import RunIdentity
 from hsdaemon.data.manifest import Stored
 from hsdaemon.data.sample import Sample
 from hsdaemon.data.sqlite import SqliteManifest
-from hsdaemon.errors import DataError
+from hsdaemon.errors import DataError, Transient
 from hsdaemon.work.proof import Case
 
 FIRST_ROWS = 256  # looked through where no manifest knows the lengths yet
@@ -20,14 +20,21 @@ def gather(
     dataset: DataSet, manifest: SqliteManifest | None, identity: RunIdentity, stored: int, most_tokens: int
 ) -> Case:
     """identity: of the output; stored: how many done rows to compare with; most_tokens: whose dump the spool can hold:
-    longer prompts are cut, longer rows not sent now. Raises DataError when no row of the data set is usable."""
+    longer prompts are cut, longer rows not sent now. Raises DataError when no row of the data set is usable,
+    Transient when none of the stored rows can be captured again for want of room."""
     first = _usable(dataset)
     known = _longest(dataset, manifest)
     longest = max([*first, *known], key=lambda sample: sample.tokens, default=None)
     if longest is None:
         raise DataError(f"cannot prove the engine: no row of {dataset.path} is usable; run hs-extract check")
     cut = [dataclasses.replace(sample, ids=sample.ids[:most_tokens]) for sample in (longest, *first[:FEW])]
-    kept = [pair for pair in _stored(dataset, manifest, stored) if pair[0].tokens <= most_tokens]
+    pairs = _stored(dataset, manifest, stored)
+    kept = [pair for pair in pairs if pair[0].tokens <= most_tokens]
+    if pairs and not kept:
+        raise Transient(
+            f"cannot prove the engine: the stored samples have more than the {most_tokens} tokens for which there is "
+            "room in the spool; enlarge its tmpfs, or raise spool.budget_mib"
+        )
     return Case(identity, cut[0], cut[1:], kept)
 
 
