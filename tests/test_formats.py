@@ -157,6 +157,14 @@ def test_size_follows_the_formula(stored: tuple[Sample, States, Path]) -> None:
     assert path.stat().st_size <= file_bound(fmt, layout, sample.name)
 
 
+def test_opening_a_sample_touches_none_of_its_states(stored: tuple[Sample, States, Path]) -> None:
+    """They are gigabytes of another's tree, perhaps, or on a bad sector, where a mapped page ends the process."""
+    opened = open_sample(stored[2])
+    for states in (opened.aux, opened.final):
+        assert not states.flags.owndata
+        assert not states.flags.writeable, "a part of the mapped file, not of a copy"
+
+
 def test_values_are_the_rows_and_the_captured_bytes(stored: tuple[Sample, States, Path]) -> None:
     sample, states, path = stored
     got = open_sample(path)

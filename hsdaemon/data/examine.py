@@ -45,7 +45,7 @@ def examine(path: Path, sample: Sample, identity: RunIdentity) -> Whole | Unfit:
         problem = _problem(opened, sample, identity)
         if problem is not None:
             return problem
-        digest = file_digest(path)  # read before it is mapped: there a bad sector is the end of the process
+        digest = file_digest(path)  # read before mapped states are touched: there a bad sector ends the process
         check_content(path)
     except Damaged as error:
         return Unfit("damaged", str(error))

@@ -1,7 +1,6 @@
 """Read samples back without torch and without running a pickle: any file may be damaged or hostile.
 
-Tensors are mapped read-only (aux of an interleaved file is gathered, so copied); every offset is checked before it is
-used.
+Tensors are mapped read-only, and no state is touched by the opening; every offset is checked before it is used.
 """
 
 from __future__ import annotations
@@ -250,7 +249,7 @@ def _open_safe(raw: mmap.mmap) -> Stored:
     dtype, states = safe.tensors["hidden_states"]
     if states.ndim != 3 or states.shape[1] < 2:
         raise ValueError("hidden_states is not [S,L,H]")
-    aux = states[:, :-1].reshape(len(states), -1)
+    aux = states[:, :-1].reshape(len(states), -1)  # a view: each token's states lie together
     ids = _ids(safe.tensors["token_ids"])
     return _whole(Stored("speculators", ids, None, aux, states[:, -1], dtype, True, _safe_stamp(safe)))
 
