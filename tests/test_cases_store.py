@@ -430,6 +430,27 @@ def test_st_22_files_of_other_rows_or_another_run_are_put_aside(
     assert (folder / "stranger.ckpt").exists()
 
 
+@pytest.mark.root
+def test_st_10_a_volume_that_was_mounted_anew_is_looked_at_also_when_nobody_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingest, "PAUSE_S", 0.05)
+    (tmp_path / "local").mkdir()
+    volume, kept = tmp_path / "volume", tmp_path / "kept"
+    with loops.tmpfs(volume, 64):
+        store = open_store(config_for(tmp_path, lines(6), manifest=str(tmp_path / "local")), "first")
+        shutil.copytree(volume, kept)
+        former = os.open(volume, os.O_RDONLY)  # its device number is not given out again meanwhile
+    volume.rmdir()
+    with loops.tmpfs(volume, 32):
+        shutil.copytree(kept, volume, dirs_exist_ok=True)
+        store.background.start()
+        store.background.join(5.0)
+        assert store.background.check(), "it waits for ever"
+        store.close()
+    os.close(former)
+
+
 def test_st_10_files_of_a_volume_that_went_away_are_not_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

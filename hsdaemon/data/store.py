@@ -249,7 +249,7 @@ def require_room(config: Config, facts: ModelFacts, manifest: SqliteManifest) ->
 def _background(config: Config, identity: RunIdentity, guard: Guard, stop: Callable[[], bool]) -> None:
     """The rest of the data set, the stored files (missing or short ones are pending again), the unknown ones. Raises
     VolumeAway where a volume that went away in between would make it see other things."""
-    guard.present()
+    guard.again()  # there may be nobody else who would: all rows are done, perhaps
     facts = read_model(config.model.path)
     dataset = open_dataset(config.data, row_limits(config, facts))
     manifest = open_manifest(backup.manifest_path(config.output))

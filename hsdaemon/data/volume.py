@@ -92,23 +92,25 @@ class Guard:
     def take(self) -> str:
         """Take the volume's identity anew, probe that it can be written; gives its UUID. Raises VolumeAway, DiskFull,
         StoreError. The output folder is made if need be."""
-        self._device = None
-        found = self._marked()
+        self._marked()
         try:
             disk.make_folder(self.target)
-            self._device = self.target.stat().st_dev
         except OSError as error:
             raise self._refusal(error) from None
+        found = self.again()
         self.probe()
+        return found
+
+    def again(self) -> str:
+        """Our volume, which may have been mounted anew; gives its UUID. Raises VolumeAway, DiskFull, StoreError."""
+        found = self._marked()
+        self._device = self._target_device()
         return found
 
     def present(self) -> None:
         """Still our volume. Raises VolumeAway, StoreError. What is not found below its path is gone only after this."""
         self._marked()
-        try:
-            device = self.target.stat().st_dev
-        except OSError as error:
-            raise self._refusal(error) from None
+        device = self._target_device()
         if self._device is not None and device != self._device:
             raise VolumeAway(
                 "changed", f"cannot write below {self.target}: another file system is there since the start"
@@ -133,6 +135,12 @@ class Guard:
         problem = disk.probe_write(self.target)
         if problem is not None:
             raise self._refusal(problem)
+
+    def _target_device(self) -> int:
+        try:
+            return self.target.stat().st_dev
+        except OSError as error:
+            raise self._refusal(error) from None
 
     def _marked(self) -> str:
         found = read_marker(self.root)
