@@ -45,6 +45,20 @@ def test_replace_puts_new_content_and_leaves_no_draft(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["state.json"]
 
 
+def test_replace_by_root_needs_no_right_to_give_files_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container without CAP_CHOWN, a network file system that has one owner for all."""
+    path = tmp_path / "state.json"
+    disk.replace(path, b"one")
+
+    def refuse(*_args: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "fchown", refuse)
+    disk.replace(path, b"two")
+    assert path.read_bytes() == b"two"
+
+
 def test_replace_writes_a_new_inode_after_a_failed_sync(tmp_path: Path, failing: Sync) -> None:
     path = tmp_path / "state.json"
     inodes = failing({1})

@@ -163,9 +163,9 @@ def _replace(path: Path, data: bytes, mode: int) -> None:
 
 
 def same_owner(fd: int, path: Path) -> None:
-    """What root makes belongs to the owner of `path`, if there is one. Raises OSError."""
+    """What root makes belongs to the owner of `path`, if there is one."""
     if os.geteuid() == 0:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # a container without the right, a file system without owners: root's, then
             old = path.lstat()
             os.fchown(fd, old.st_uid, old.st_gid)
 
