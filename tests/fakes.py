@@ -129,6 +129,7 @@ class FakeUnits:
             w.judge_engine_start()
         if name == m.WORKER_UNIT:
             w.judge_worker_start()
+        w.judge_order(name)
         w.start_service(unit)
         w.risk()
         return DONE
@@ -259,7 +260,7 @@ class FakeWorker:
     world: World
 
     def read(self, unit: m.Unit) -> m.Worker | m.Unreadable:
-        return m.Worker(unit)
+        return m.Worker(unit, paused="1 MiB above the floor" if unit.up and self.world.paused else "")
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Planted bugs: one a rung, one a safety rule. The simulation must catch each, or it proves nothing.
+"""Planted bugs: one a rung, one a safety rule, two waits. The simulation must catch each, or it proves nothing.
 
 A rung's bug leaves it out. A safety rule's bug breaks the ladder so that the rule is needed, and takes the rule away:
 then the oracle of the simulated host must see the damage.
@@ -90,7 +90,11 @@ def _nothing_yet(_seen: m.Observation) -> m.Plan | None:
     return None
 
 
-_STOP, _DONE = gpus._stop, decide.done
+def _stalled_while_paused(config: Config, seen: m.Observation, worker: m.Worker, past: Past) -> m.Plan | None:
+    return _STALLED(config, seen, replace(worker, paused=""), past)
+
+
+_STOP, _DONE, _STALLED = gpus._stop, decide.done, decide._stalled
 RUNGS = (
     *(Mutation(f"rung {r.__name__} left out", (_ladder(r, _nothing),)) for r in decide.LADDER),
     Mutation("rung done gives nothing back", ((decide, "_give_back", _nothing),)),
@@ -125,4 +129,8 @@ RULES = (
     Mutation("spool swept in use", (_ladder(decide.work_running, _sweep_always),), ("spool_only_at_rest",)),
     Mutation("given back too early", (_ladder(decide.work_running, _release_early),), ("release_only_at_the_end",)),
 )
-MUTATIONS = RUNGS + RULES
+WAITS = (
+    Mutation("a pause is a stall", ((decide, "_stalled", _stalled_while_paused),)),
+    Mutation("told to start without end", ((budget, "unheard", lambda *a: ""),)),
+)
+MUTATIONS = RUNGS + RULES + WAITS

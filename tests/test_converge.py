@@ -27,6 +27,8 @@ PROVOKED = {
     "started without the capture": ["patch"],
     "proof beside the worker": ["meddler"],
     "foreign edits overwritten": ["patch"],
+    "a pause is a stall": ["tight", "stale"],
+    "told to start without end": ["gated"],
 }
 
 
@@ -58,7 +60,7 @@ def test_a_planted_bug_is_caught(mutation: Mutation) -> None:
     needed = PROVOKED.get(mutation.name)
     with mutation.planted():
         for seed in range(60):
-            faults = None if needed is None else [(seed % 7 * 10.0, needed[0])]
+            faults = None if needed is None else [(seed % 7 * 10.0 + 300.0 * i, kind) for i, kind in enumerate(needed)]
             if simulate(seed, faults, keep=0).violations:
                 return
     pytest.fail(f"{mutation.name}: not caught in 60 worlds")

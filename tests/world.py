@@ -20,6 +20,7 @@ TOTAL_MIB = 96_000
 VLLM, STRANGER = "vllm-kimi.service", "jupyter.service"
 ROGUE = "/opt/rogue/bin/rogue"  # named by the policy, belongs to no unit
 VISITOR = "/usr/bin/visitor"  # named by nobody
+SAMPLE = 64 << 20  # bytes: a worker waits until one more fits above the floor
 CONFIG = Config(
     data=Data(path="/data/set.jsonl"),
     model=Model(path="/models/m"),
@@ -116,7 +117,9 @@ class World:
         self.stale: tuple[str, ...] = ()
         self.busy_ports: tuple[int, ...] = ()
         self.xids: list[m.Xid] = []
-        self.worker_haunted = self.worker_refuses = False
+        self.worker_haunted = self.worker_refuses = self.filling = False
+        self.gated = ""  # a unit that a condition keeps down: orders to start it come to nothing
+        self.orders: list[float] = []  # when it was told to, since one of ours began to run
         self.worker_stall_s = self.rng.choice([40.0, 1e9])  # a worker may give up before the supervisor does
         self._fresh()
 
@@ -127,6 +130,7 @@ class World:
         self.boots += 1
         self.procs.clear()
         self.residue.clear()
+        self.orders.clear()
         self.proof: m.Proof | None = None
         self.endpoint: m.Endpoint | None = None
         self.fate, self.healthy_s, self.done_in_run = "", 0.0, 0
@@ -200,6 +204,10 @@ class World:
     def start_service(self, unit: Service) -> None:
         if unit.leased or unit.active in ("active", "activating", "deactivating"):
             return
+        if unit.name == self.gated:
+            return
+        if unit.name in (m.ENGINE_UNIT, m.WORKER_UNIT):
+            self.orders.clear()
         unit.active, unit.since_s = "active", self.mono_s
         unit.invocation = f"{unit.name[:4]}{self.rng.getrandbits(48):012x}"
         unit.result, unit.status = "success", 0
@@ -316,6 +324,12 @@ class World:
 
     to_prove = ""
 
+    @property
+    def paused(self) -> bool:
+        """The worker waits for room: one sample more would go below the floor."""
+        short = self.free < (self.config.output.reserve_mib << 20) + SAMPLE
+        return self.services[m.WORKER_UNIT].active in ("active", "deactivating") and short
+
     def _worker(self, unit: Service) -> None:
         """One sample in three seconds while the engine answers and the volume takes it."""
         engine = self.services[m.ENGINE_UNIT]
@@ -326,6 +340,11 @@ class World:
             return
         if len(self.settled) >= self.total:
             self.die(unit, "success", 0)
+            return
+        if self.filling and self.volume == "ok":
+            self.free = (self.config.output.reserve_mib << 20) + (1 << 20)
+        if self.paused:
+            self.worker_turn_s = self.mono_s
             return
         works = engine.active == "active" and self.healthy_s and self.fate not in ("mute", "hang-run")
         if self.worker_haunted or not works or self.volume != "ok" or self.free < self.config.output.reserve_mib << 20:
@@ -398,13 +417,21 @@ class World:
         if self.unadopted or self.services[m.SCAN_UNIT].active == "active":
             self.wrong("worker started before the tree was adopted")
 
+    def judge_order(self, name: str) -> None:
+        """Called when a unit is told to start."""
+        if name != self.gated:
+            return
+        self.orders.append(self.mono_s)
+        if len(self.orders) > 2 and self.orders[-1] - self.orders[-2] < self.config.supervisor.backoff_s:
+            self.wrong(f"{self.gated} was told to start again and again")
+
     def judge_stop(self, action: m.StopEngine | m.StopWorker) -> None:
         """Called after one of ours was told to stop."""
         if action.code == "finishing" and len(self.settled) < self.total:
             self.wrong("stopped as finished with work left")
         fresh = self.mono_s - self.moved_s < self.config.supervisor.stall_s
-        if action.code in ("worker-stalled", "engine-stalled") and fresh:
-            self.wrong("restarted for want of progress while samples arrive")
+        if action.code in ("worker-stalled", "engine-stalled") and (fresh or self.paused):
+            self.wrong("restarted for want of progress while samples arrive or wait for the disk")
 
     # --- faults ---------------------------------------------------------------------------------------------------
 
@@ -450,6 +477,14 @@ class World:
 
     def _fault_disk(self) -> None:
         self.free = 1 << 30
+
+    def _fault_tight(self) -> None:
+        """The worker fills the disk, up to less than a sample above the floor."""
+        self.filling = True
+
+    def _fault_gated(self) -> None:
+        self.gated = self.rng.choice([m.ENGINE_UNIT, m.WORKER_UNIT])
+        self.orders.clear()
 
     def _fault_nvml(self) -> None:
         self.nvml = self.rng.choice(["no-library", "mismatch", "hang", "no-permission", "stuck", ""])
@@ -539,7 +574,8 @@ class World:
         self.stuck_mib = 0
         self.fates.clear()
         self.busy_ports = ()
-        self.worker_haunted = self.worker_refuses = self.scan_fails = False
+        self.worker_haunted = self.worker_refuses = self.scan_fails = self.filling = False
+        self.gated = ""
         self.cut_in = -1
         if self.capture == "foreign":
             self.capture = "absent"
@@ -556,6 +592,7 @@ class World:
         """What `hs-extract reset` and a look at a failed engine come to."""
         self.resets += 1
         self.stops.clear()
+        self.orders.clear()
         self.crashes = 0
         if self.fate in ("false", "mute", "hang-run", "hang-load", "silent"):
             self.fate = ""
