@@ -27,7 +27,7 @@ from test_manifest import IDENTITY, done, filled
 from hsdaemon.cli import main
 from hsdaemon.data import lock, schema
 from hsdaemon.data.adopt import Adoption
-from hsdaemon.data.backup import back_up, backup_path, manifest_path, set_aside
+from hsdaemon.data.backup import back_up, backup_path, manifest_path, restore, set_aside
 from hsdaemon.data.connect import Damaged
 from hsdaemon.data.dataset import open_dataset
 from hsdaemon.data.ingest import ingest
@@ -205,7 +205,14 @@ def test_a_backup_that_root_makes_is_the_workers(tmp_path: Path) -> None:
         back_up(store.manifest, tmp_path / "state" / "copy.db")
         made = (tmp_path / "state" / "copy.db").stat()
         assert (made.st_uid, made.st_gid) == (12345, 12346)
+    path = store.manifest.path
     store.close()
+    path.unlink()
+    restored = restore(path, tmp_path / "state" / "copy.db")
+    assert restored is not None
+    restored.mark("any", 1)
+    restored.close()
+    assert (path.stat().st_uid, path.stat().st_gid) == (12345, 12346), "and so is what root restores from it"
 
 
 def overwrite_page(path: Path) -> None:

@@ -60,7 +60,7 @@ def back_up(manifest: SqliteManifest, to: Path) -> None:
 
 
 def _finish(path: Path, like: Path) -> None:
-    """Durable, and of the owner of `like`: a worker could not replace root's in a sticky folder."""
+    """Durable, and of the owner of `like`: a worker could neither write root's nor replace it in a sticky folder."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         disk.same_owner(fd, like)
@@ -127,6 +127,7 @@ def restore(path: Path, backup: Path) -> SqliteManifest | None:
         return None
     set_aside(path)  # a log without its database would be played into the copy
     disk.replace(path, backup.read_bytes(), 0o644)
+    _finish(path, backup)
     age = max(0.0, time.time() - backup.stat().st_mtime)
     log.warning("the manifest was restored from its backup", backup=str(backup), age_s=round(age))
     return open_manifest(path)
