@@ -50,5 +50,5 @@ def _then(prepared: m.Outcome, ports: Ports, unit: str, after: str) -> m.Outcome
 def _release(ports: Ports, names: tuple[str, ...]) -> m.Outcome:
     """All of them, also when one fails: the others' owners wait too."""
     ends = [(name, ports.units.release(name)) for name in names]
-    failed = [f"{name}: {end.cause}" for name, end in ends if end.result != "done"]
-    return m.Outcome("failed", "; ".join(failed)) if failed else m.Outcome("done")
+    cause = "; ".join(f"{name}: {end.cause}" for name, end in ends if end.cause or end.result != "done")
+    return m.Outcome("done" if all(end.result == "done" for _, end in ends) else "failed", cause)

@@ -49,9 +49,11 @@ def _perform(ports: Ports, history: History, seen: m.Observation, plan: m.Plan) 
         history.intend(seen, action)  # a crash after it: the act was perhaps done, the next look tells
         outcome = act(ports, action)
         history.ended(seen, action, outcome)
-        if outcome.result != "done":
+        if outcome.result != "done" or outcome.cause:  # done, but not all of it can be
             sentence = f"{plan.sentence}; {type(action).__name__}: {outcome.result} {outcome.cause}".rstrip()
-            return replace(plan, sentence=sentence)
+            plan = replace(plan, sentence=sentence)
+        if outcome.result != "done":
+            break
     return plan
 
 

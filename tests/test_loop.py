@@ -95,6 +95,21 @@ def test_an_act_that_fails_ends_the_turn_and_is_said(tmp_path: Path) -> None:
     assert world.services[VLLM].active == "active", "the stop after it was not tried"
 
 
+def test_what_an_act_could_not_do_is_said_although_it_is_done(tmp_path: Path) -> None:
+    world = World(1)
+    world.fault("vllm")
+    hands, record = ports(world), History.open(tmp_path)
+    given = hands.units.release
+    masked = "it is masked by now and cannot be started"
+    hands.units.release = lambda name: replace(given(name), cause=masked)  # type: ignore[method-assign]
+    tick = until(world, hands, record, "releasing")
+    assert tick.plan.sentence.endswith(f"ReleaseUnits: done {VLLM}: {masked}")
+    assert (
+        budget.Ended(tick.seen.now, m.ReleaseUnits((VLLM,)), m.Outcome("done", f"{VLLM}: {masked}")) in record.events()
+    )
+    until(world, hands, record, "done")
+
+
 def test_sy_09_only_a_finished_turn_feeds_the_watchdog(tmp_path: Path) -> None:
     world = World(1)
     hands, record = ports(world), History.open(tmp_path)

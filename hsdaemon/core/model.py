@@ -422,7 +422,8 @@ DISRUPTIVE = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an act went. moved-on: the identity no longer matched, nothing was done. failed: Transient, said once."""
+    """How an act went. moved-on: the identity no longer matched, nothing was done. failed: Transient, said once.
+    cause: also of what was done as far as it goes."""
 
     result: Literal["done", "moved-on", "failed"]
     cause: str = ""

@@ -124,11 +124,8 @@ def _text(event: budget.Event) -> str:
         case budget.Acted(action=action):
             return f"{type(action).__name__} {getattr(action, 'name', '')}".rstrip()
         case budget.Ended(action=action, outcome=outcome):
-            return (
-                ""
-                if outcome.result == "done"
-                else f"{type(action).__name__}: {outcome.result} {outcome.cause}".rstrip()
-            )
+            told = outcome.result != "done" or outcome.cause
+            return f"{type(action).__name__}: {outcome.result} {outcome.cause}".rstrip() if told else ""
         case budget.Died(unit=unit, cause=cause):
             return f"{unit} ended: {cause}"
         case budget.Reset():
