@@ -138,6 +138,7 @@ class Worker:
                 task.cancel()
         self.draining = True
         self._halted.set()
+        self._changed.set()
 
     async def run(self) -> None:
         """Until every row is settled, a drain, or an error. Every lease that is still held is given back."""
