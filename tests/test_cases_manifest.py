@@ -26,6 +26,7 @@ from test_manifest import IDENTITY, done, filled
 
 from hsdaemon.cli import main
 from hsdaemon.data import lock, schema
+from hsdaemon.data import store as store_module
 from hsdaemon.data.adopt import Adoption
 from hsdaemon.data.backup import back_up, backup_path, manifest_path, restore, set_aside
 from hsdaemon.data.connect import Damaged
@@ -33,7 +34,7 @@ from hsdaemon.data.dataset import open_dataset
 from hsdaemon.data.ingest import ingest
 from hsdaemon.data.manifest import LeaseLost, State
 from hsdaemon.data.rows import Limits
-from hsdaemon.data.sqlite import create, open_manifest, open_reader
+from hsdaemon.data.sqlite import SqliteManifest, create, open_manifest, open_reader
 from hsdaemon.data.store import Store, open_store
 from hsdaemon.data.volume import file_system, require_local
 from hsdaemon.errors import DiskFull, StoreError
@@ -446,6 +447,29 @@ def test_mf_05_a_rebuild_that_dies_is_gone_on_with_before_anything_is_made_again
     beats.clear()
     open_store(config, "then", beat=lambda: beats.append(1)).close()
     assert not beats, "it is over"
+
+
+def test_mf_05_a_rebuild_that_dies_before_its_first_step_needs_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The damaged one is away by then and there is no other: its samples are still not a stranger's."""
+    config = config_for(tmp_path, lines(10))
+    store = ready(config)
+    extract(store, tmp_path)
+    store.close()
+    manifest_path(config.output).write_bytes(b"damage" * 1000)
+
+    def full(*_: object, **__: object) -> SqliteManifest:
+        raise DiskFull("cannot")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "create", full)
+        for _ in range(2):
+            with pytest.raises(DiskFull):
+                open_store(config, "waits for room")
+    again = ready(config)
+    assert again.manifest.counts().done == 10
+    again.close()
 
 
 def test_mf_05_what_is_put_aside_is_never_overwritten(tmp_path: Path) -> None:

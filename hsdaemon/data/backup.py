@@ -121,6 +121,11 @@ def set_aside(path: Path) -> None:
     log.warning("what was left of the manifest was put aside", file=aside)
 
 
+def was_set_aside(path: Path) -> bool:
+    """Whether there was a manifest here that was damaged: the samples are its."""
+    return any(path.parent.glob(f"{path.name}.damaged-*"))
+
+
 def restore(path: Path, backup: Path) -> SqliteManifest | None:
     """Bring the last good backup back, or None when there is none."""
     if not backup.exists() or _problem(backup) is not None:

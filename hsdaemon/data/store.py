@@ -163,6 +163,8 @@ def _manifest(
     found = has_samples(Path(config.output.path))
     if found and (restored := _restored(path, saved)) is not None:
         return restored, True
+    if found and backup.was_set_aside(path):  # a rebuild met a full disk, or its end, before its first step
+        return create(path, offered, uuid, mark=REBUILDING), True
     if found and not may_have_samples:
         raise StoreError(
             f"cannot start in {config.output.path}: it has samples and no manifest; run hs-extract scan to adopt them"
