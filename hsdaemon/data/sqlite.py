@@ -343,7 +343,7 @@ class SqliteManifest(Passes):
 
     def mend(self) -> int:
         """Take out the texts that cannot be: the next pass over the data set brings the names back, the look at the
-        files the paths. Gives how many there were."""
+        files the paths. Gives how many there were; then nothing else is distrusted."""
         names, paths, faults = list[int](), list[int](), list[int]()
         with self.write():
             for row, name, path in self.db.execute("SELECT row, CAST(name AS BLOB), CAST(path AS BLOB) FROM rows"):
@@ -361,8 +361,11 @@ class SqliteManifest(Passes):
             self.db.executemany(
                 "UPDATE faults SET code = 'unreadable', reason = 'unreadable' WHERE row = ?", [(row,) for row in faults]
             )
-            self.put("scan_print", "")
-        return len(names) + len(paths) + len(faults)
+            found = len(names) + len(paths) + len(faults)
+            if found:
+                self.put("scan_print", "")
+                self.put(DISTRUSTED, 0)
+        return found
 
     def mark(self, key: str, value: int | None = None) -> int:
         """A place kept for a resumable command; with a value, set it."""

@@ -136,29 +136,18 @@ def _manifest(
     path = backup.manifest_path(config.output)
     saved = backup.backup_path(config)
     if exists(path):
-        try:
-            manifest = open_manifest(path)
-            problem = manifest.integrity() or (_SEEN if manifest.mark(DISTRUSTED) else None)
-            if problem == _SEEN and (mended := manifest.mend()):
-                log.warning("texts of the manifest were damaged: they are taken from the data set again", texts=mended)
-                manifest.mark(DISTRUSTED, 0)
-                problem = None
-            if problem is None and manifest.mark(ADOPTING) and not may_have_samples:
-                manifest.close()
+        opened = _checked(path)
+        if isinstance(opened, SqliteManifest):
+            if opened.mark(ADOPTING) and not may_have_samples:
+                opened.close()
                 raise StoreError(
                     f"cannot start in {config.output.path}: its samples are not all adopted; run hs-extract scan"
                 )
-            if problem is None:
-                if manifest.recount():
-                    log.warning("the manifest's counts were not those of its rows: they were counted anew")
-                return manifest, bool(manifest.mark(REBUILDING))
-            manifest.close()
-        except Damaged as error:
-            problem = str(error)
-        log.error("the manifest is damaged", problem=problem)
+            return opened, bool(opened.mark(REBUILDING))
+        log.error("the manifest is damaged", problem=opened)
         backup.set_aside(path)
         # A backup would bring the same back.
-        restored = None if problem == _SEEN else _restored(path, saved)
+        restored = None if opened == _SEEN else _restored(path, saved)
         return (restored or create(path, offered, uuid, mark=REBUILDING)), True
     found = has_samples(Path(config.output.path))
     if found and (restored := _restored(path, saved)) is not None:
@@ -170,6 +159,27 @@ def _manifest(
             f"cannot start in {config.output.path}: it has samples and no manifest; run hs-extract scan to adopt them"
         )
     return create(path, offered, uuid, mark=ADOPTING if found else ""), False
+
+
+def _checked(path: Path) -> SqliteManifest | str:
+    """The manifest, with what can be mended in place mended; or what is wrong with it beyond that."""
+    try:
+        with contextlib.ExitStack() as refused:
+            manifest = open_manifest(path)
+            refused.callback(manifest.close)
+            problem = manifest.integrity()
+            if problem is not None:
+                return problem
+            if manifest.mark(DISTRUSTED):
+                if not (mended := manifest.mend()):
+                    return _SEEN
+                log.warning("texts of the manifest were damaged: they are taken from the data set again", texts=mended)
+            if manifest.recount():
+                log.warning("the manifest's counts were not those of its rows: they were counted anew")
+            refused.pop_all()
+    except Damaged as error:
+        return str(error)
+    return manifest
 
 
 def _restored(path: Path, saved: Path) -> SqliteManifest | None:
