@@ -15,6 +15,7 @@ from sdbox import Box
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several workers: one has all real engines, which share a server; boxes stay with their file."""
     for item in items:
