@@ -85,6 +85,8 @@ cat /proc/sys/kernel/random/uuid > "$R/run/.boot_id"
 mount --bind "$R/run/.boot_id" "$R/proc/sys/kernel/random/boot_id"
 hostname "$NAME"; ip link set lo up
 cd "$R"; pivot_root . mnt; umount -l /mnt
+# As systemd has it on a host: what is unmounted goes from the namespaces of sandboxed services, too.
+mount --make-rshared /
 """
 
 

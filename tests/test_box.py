@@ -32,6 +32,15 @@ def test_a_box_keeps_enabled_units_over_a_reboot_and_loses_unsynced_files_at_a_p
     assert box.sh("ls /var/lib/hs") == "a"
 
 
+def test_what_is_unmounted_goes_from_sandboxed_services_too(box: Box) -> None:
+    box.sh("mkdir /mnt/lent; mount -t tmpfs lent /mnt/lent")
+    box.start_unit("sandboxed", "sleep", "infinity", props=["ProtectSystem=strict"])
+    mounts = f"cat /proc/{box.show('sandboxed', 'MainPID')}/mountinfo"
+    assert "/mnt/lent" in box.sh(mounts)
+    box.exec("umount", "/mnt/lent")
+    assert "/mnt/lent" not in box.sh(mounts)
+
+
 def test_the_real_pynvml_reads_the_fake_library_in_a_unit(box: Box, nvml: Path) -> None:
     code = """if True:
         import pynvml as n
