@@ -28,6 +28,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -117,16 +118,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, with small models")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, metavar="SHAPE", help="default: both")
     parser.add_argument("--engine-args", type=shlex.split, default=[], help="more of them, as one word")
-    parser.add_argument("--folder", type=Path, help="emptied first; default: the first of /dev/shm, /tmp with room")
+    parser.add_argument(
+        "--folder", type=Path, help="where a folder of its own is made; default: the first of /dev/shm, /tmp with room"
+    )
     args = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are stopped too
     if not args.rehearse and (reason := no_gpu()):
         print(f"gpu-check: skipped: {reason}")
         return 0
     shapes = args.shapes or (["qwen3-small", "kimi-small"] if args.rehearse else ["qwen3-8b", "kimi-slice"])
-    rig = Rig(args.folder or roomy(), "cpu" if args.rehearse else "cuda", tuple(args.engine_args))
+    folder = Path(tempfile.mkdtemp(prefix="hs-gpu-check-", dir=args.folder or roomy()))
+    rig = Rig(folder, "cpu" if args.rehearse else "cuda", tuple(args.engine_args))
     begun, date, load = time.monotonic(), dt.datetime.now(dt.UTC), bench.load_now()
-    shutil.rmtree(rig.folder, ignore_errors=True)
     try:
         found, good = checked(rig, shapes)
     finally:
@@ -153,8 +156,8 @@ def no_gpu() -> str:
 def roomy() -> Path:
     for parent in map(Path, ("/dev/shm", "/tmp")):
         if parent.is_dir() and shutil.disk_usage(parent).free > ROOM:
-            return parent / "hs-gpu-check"
-    return Path("/tmp/hs-gpu-check")
+            return parent
+    return Path("/tmp")
 
 
 def checked(rig: Rig, names: Sequence[str]) -> tuple[dict[str, Any], bool]:

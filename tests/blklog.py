@@ -69,7 +69,7 @@ def record(
         end = time.monotonic() + 30
         while os.path.exists(f"/proc/{daemon}"):  # a daemon of its own: not our child, so nothing to wait for
             assert time.monotonic() < end, f"the storage daemon {daemon} does not end"
-            time.sleep(0.02)
+            time.sleep(0.02)  # until `end`
 
 
 def position(folder: str | Path) -> int:
